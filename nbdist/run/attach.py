@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ from nbdist.run.membership import MembershipRules
 from nbdist.run.options import Options, select
 from nbdist.run.protocols import RunCalls, RunTasks
 from nbdist.run.record import RunRecord
+from nbdist.run.recovery.member import Members
 from nbdist.run.recovery.ownership import Handover, RunOwnership
 from nbdist.run.recovery.replacement import BodyLauncher
 from nbdist.run.remote import EndedTasks, RemoteOutcomes, RemoteTasks
@@ -229,16 +230,16 @@ def _opened(
         is_settled=(lambda: True) if owned is None else owned.is_settled,
     )  # fmt: skip
     at_end = partial(_release, remote, record.id) if remote is not None else lambda: None
-    if owned is not None:
-        owned.outcomes = outcomes
     run = Run(
         tasks, record, found.folder, found.workers, found.rules, outcomes, None,
         towers=found.towers, at_end=at_end,
         ownership=None if owned is None else owned.ownership, takes_over=owned,
     )  # fmt: skip
     run.resumed_by = resumed
+    if owned is not None:
+        owned.outcomes, owned.members = outcomes, run.members
     run.show_restarts()
-    outcomes.over = run.ended_bodies
+    outcomes.over = lambda: run.members.ended_bodies
     if remote is not None:
         remote.cluster.active_runs.add(record.id)
     if make_view is not None:
@@ -256,7 +257,7 @@ def _opened(
     while run.becomes_owner():
         time.sleep(0.002)
     run.set_began(time.monotonic() - max(0.0, (record.ended or time.time()) - record.created))
-    if remote is None or len(run.ended_bodies) == len(found.workers):
+    if remote is None or len(run.members.ended_bodies) == len(found.workers):
         deadline = time.monotonic() + OVER_SECONDS
         while not run.poll() and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -267,6 +268,7 @@ class _AttachedRun:
     """What an attached client does about lost tasks of a run: it observes its owner, or is the owner."""
 
     outcomes: RemoteOutcomes
+    members: Members
 
     def __init__(self, found: _RecordedRun, remote: RemoteTasks) -> None:
         self._found, self._remote, self._cluster = found, remote, remote.cluster
@@ -274,12 +276,12 @@ class _AttachedRun:
         self._handover = Handover(lambda rank: ask(rank=rank), self._living)
         self.ownership = RunOwnership(found.folder, self._handover)
 
-    def launcher(self) -> BodyLauncher | None:
-        """Return what starts the body on new processes, None if no task has handed it over."""
+    def launcher(self, workers: Sequence[TaskInfo]) -> BodyLauncher | None:
+        """Return what starts the body of workers on new processes, None if no task has handed it over."""
         if self._handover.found is None:
             return None
         spec, body = self._handover.found
-        rules, workers = self._found.rules, self._found.workers
+        rules = self._found.rules
         servers = [one.rank for one in rules.servers(self._cluster.tasks)]
         ranks = tuple(info.rank for info in workers)  # others than the task knew, if the run was resized
         made = RunLauncher(
@@ -308,7 +310,7 @@ class _AttachedRun:
 
     def _living(self) -> list[TaskInfo]:
         dead = {info.rank for info in self._cluster.dead()}
-        ranks = {info.rank for info in self._found.workers} - dead
+        ranks = {info.rank for info in self.members.infos} - dead
         return [info for info in self._cluster.tasks if info.rank in ranks]
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -43,6 +44,7 @@ from nbdist.wire.rpc.frame import Frame
 
 PIECE = 8 << 20
 MOST_TORN = LARGEST + PIECE  # what is longer, and no whole frame, is damaged
+SILENT_SECONDS = 2.0  # after which the client subscribes again: a task with a body sends ten times a second
 LOG = re.compile(r"metrics-(\d+)")
 
 
@@ -87,6 +89,42 @@ def add_since(store: RunStore, folder: Path, answer: Frame, after: int) -> list[
         return _read(store, path, waits, after)
     with path.open("rb") as file:
         return _read(store, path, chain(_pieces(file, int(answer.meta["size"])), waits), after)
+
+
+@dataclass
+class StreamPosition:
+    """How much of one worker's stream has arrived: bytes of its log, characters of its output.
+
+    >>> position = StreamPosition(0.0)
+    >>> position.is_silent(1.0), position.is_silent(2.5), position.is_silent(3.0), position.is_silent(5.0)
+    (False, True, False, True)
+    """
+
+    last: float = field(default_factory=time.monotonic)
+    """When the last message arrived, or the client last subscribed."""
+    log_bytes: int = 0
+    printed: int = 0
+
+    def advance(self, message: Frame, now: float) -> None:
+        """Move past a message."""
+        self.last = now
+        self.log_bytes = message.meta.get("at", self.log_bytes)
+        self.printed = message.meta.get("printed", self.printed)
+
+    def is_silent(self, now: float) -> bool:
+        """Whether nothing arrived for so long that the client subscribes again; True restarts the clock."""
+        if now - self.last < SILENT_SECONDS:
+            return False
+        self.last = now
+        return True
+
+    def fill_gap(self, answer: Frame, store: RunStore, folder: Path, say: Callable[[str], object]) -> None:
+        """Add the points and the output between this position and a task's answer to the new subscription."""
+        for note in add_since(store, folder, answer, self.log_bytes):
+            say(f"{note}\n")
+        missing = int(answer.meta["printed"]) - self.printed
+        if missing > 0:
+            say(answer.arrays[0].tobytes().decode("utf-8", "replace")[-missing:])
 
 
 def printed(folder: Path, rank: int) -> str:

@@ -15,7 +15,7 @@ from nbdist.errors import FailedPreconditionError, NbdistError
 from nbdist.metrics.run_folder import RunFile, read_run, write_run
 from nbdist.run.body_error import error_from_record
 from nbdist.run.devices import ReplicaDevice
-from nbdist.run.monitor import RunMonitor
+from nbdist.run.followed import FollowedRun
 from nbdist.run.outcome import keep_light, unpack
 from nbdist.runtime.task import TaskInfo
 
@@ -128,13 +128,14 @@ def differing_weights(outcomes: Outcomes) -> str:
     )
 
 
-def release(monitor: RunMonitor, tasks: Sequence[TaskInfo]) -> None:
+def release(followed: FollowedRun, tasks: Sequence[TaskInfo]) -> None:
     """Free the tasks of a run."""
-    waits = monitor.servers if trained(monitor.outcomes) else ()
+    members = followed.members
+    waits = [one.info for one in members.servers] if trained(members.outcomes) else []
     for info in tasks:
         # A server writes its part of the timeline at its release; the user's next line may be cluster.stop().
         wait = WRITE_SECONDS if info in waits else 0.0
-        monitor.send(info, "run.release", {"run": monitor.run, "folder": str(monitor.folder)}, wait)
+        followed.send(info, "run.release", {"folder": str(followed.folder)}, wait)
 
 
 def ended_at(record: RunFile, outcomes: Mapping[int, Mapping[str, Any]]) -> float:
@@ -147,7 +148,7 @@ def write(
     record: RunFile,
     status: str,
     error: NbdistError | None,
-    monitor: RunMonitor,
+    followed: FollowedRun,
     devices: Sequence[ReplicaDevice] = (),
 ) -> None:
     """Write a run's end into run.json, and its histories. Raises OSError if the disk is full.
@@ -163,13 +164,14 @@ def write(
         record = dataclasses.replace(
             record, cluster=written.cluster, restarts=written.restarts, resizes=written.resizes
         )
-    ended = ended_at(record, monitor.outcomes)
-    has_trained = trained(monitor.outcomes) or bool(monitor.store.series or monitor.sessions)
+    members, store = followed.members, followed.store
+    ended = ended_at(record, members.outcomes)
+    has_trained = trained(members.outcomes) or bool(store.series) or members.have_sessions
     trained_on = [one.to_config() for one in devices if one.devices]
     record = dataclasses.replace(
         record, status=status, ended=ended, error=str(error or ""), trained=has_trained,
-        paused=monitor.tally.paused(time.monotonic()), devices=trained_on,
+        paused=followed.tally.paused(time.monotonic()), devices=trained_on,
     )  # fmt: skip
-    write_run(record, wait=bool(monitor.store.series))  # a plain cell need not wait for the disk
-    if trained(monitor.outcomes):
-        keep_light(monitor.folder, monitor.outcomes)
+    write_run(record, wait=bool(store.series))  # a plain cell need not wait for the disk
+    if trained(members.outcomes):
+        keep_light(followed.folder, members.outcomes)

@@ -50,9 +50,9 @@ class RunFollower:
         with self._controls.polling():
             self._monitor.poll()
         self._sync_record()
-        ending = len(self._monitor.outcomes) == len(self._monitor.workers)  # only last messages are missing
+        ending = self._monitor.members.all_ended  # only last messages are missing
         self._seconds = SHORTEST_SLEEP if ending else min(self._seconds * BACKOFF, LONGEST_SLEEP)
-        now, messages = time.monotonic(), self._monitor.tally.messages
+        now, messages = time.monotonic(), self._monitor.followed.tally.messages
         if messages != self._shown_messages and now >= self._show_after:
             self._shown_messages, self._show_after = messages, now + PROGRESS_SECONDS
             self.show(lambda view: view.progress(self.standing()))
@@ -73,7 +73,7 @@ class RunFollower:
 
     def standing(self) -> Standing:
         """Return the run's progress now."""
-        return self._monitor.tally.standing(time.monotonic(), self._monitor.store)
+        return self._monitor.followed.tally.standing(time.monotonic(), self._monitor.followed.store)
 
     def show(self, update: Callable[[View], object]) -> None:
         """Update the view; one that fails is dropped, and the run continues without it."""
@@ -81,17 +81,17 @@ class RunFollower:
             try:
                 update(self.view)
             except Exception as error:
-                failed = f"the view of run {self._monitor.run} failed: {type(error).__name__}: {error}"
-                self._notes.append(failed)
+                run = self._monitor.followed.run
+                self._notes.append(f"the view of run {run} failed: {type(error).__name__}: {error}")
                 self.view = None
 
     def _sync_record(self) -> None:
         """Write run.json through to the disk once the logs have points: it survives a power failure."""
-        if self._synced or not self._monitor.store.series:
+        if self._synced or not self._monitor.followed.store.series:
             return
         self._synced = True
         try:
-            sync_run(self._monitor.run)
+            sync_run(self._monitor.followed.run)
         except OSError as error:
             self._notes.append(f"run.json could not be written through to the disk: {error}")
 

@@ -123,7 +123,7 @@ class EndedTasks:
 class RemoteOutcomes:
     """The outcomes of bodies that another process started: from the tasks, else from the run's folder.
 
-    It stands for the calls of a `Run` (see `RunCalls`). ``over`` are the ranks whose bodies have ended.
+    It stands for the calls of a `Run` (see `RunCalls`). ``over()`` returns the ranks whose bodies have ended.
     ``lacking(rank, known)`` returns what stands for an outcome that neither has: an error, or {} if the run
     does not need it; it is called when all other outcomes are known. A dead task's outcome may still come
     from a new process while ``is_settled()`` is false.
@@ -138,7 +138,7 @@ class RemoteOutcomes:
         lacking: Callable[[int, Mapping[int, Any]], Any],
         is_settled: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.over: Collection[int] = ()
+        self.over: Callable[[], Collection[int]] = tuple
         self._is_settled = is_settled
         self._run, self._folder, self._tasks, self._lacking = run, folder, tasks, lacking
         self._found: dict[int, Any] = {}
@@ -174,7 +174,7 @@ class RemoteOutcomes:
         return self._found[rank]
 
     def _due(self, rank: int) -> bool:
-        wait = READY_SECONDS if rank in self.over else POLL_SECONDS
+        wait = READY_SECONDS if rank in self.over() else POLL_SECONDS
         return rank in self._pages or time.monotonic() - self._asked.get(rank, 0.0) >= wait
 
     def _look(self, rank: int) -> None:

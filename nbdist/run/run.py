@@ -14,7 +14,7 @@ import atexit
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -38,14 +38,16 @@ from nbdist.run.body_error import Hint
 from nbdist.run.control import KEPT_SECONDS, RunControls
 from nbdist.run.devices import ReplicaDevice, replica_devices, trained_on
 from nbdist.run.follow import InterruptDebounce, RunFollower, View
+from nbdist.run.followed import FollowedRun, RunEvents
 from nbdist.run.history import Labelled
 from nbdist.run.membership import MembershipRules
 from nbdist.run.monitor import RunMonitor
 from nbdist.run.progress import ProgressTracker, Standing, uneven_data
 from nbdist.run.progress_file import progress_path, read_input
 from nbdist.run.protocols import RunCalls, RunTasks
+from nbdist.run.recovery.member import Members, State
 from nbdist.run.recovery.ownership import RunOwnership
-from nbdist.run.recovery.replacement import BodyLauncher, Restart, RestartBudget, WorkerRecovery
+from nbdist.run.recovery.replacement import BodyLauncher, CallsByRank, Restart, RestartBudget, WorkerRecovery
 from nbdist.run.recovery.resizing import Resize, WorkerGrowth
 from nbdist.run.recovery.server_recovery import Replaced
 from nbdist.runtime.task import TaskInfo
@@ -95,32 +97,35 @@ class Run(Labelled):
         self.notes: list[str] = []
         self.tally = ProgressTracker(len(self.tasks), bool(rules.options.synchronous))
         self.seed = record.seed
-        self._cluster, self._record, self._workers = cluster, record, workers
-        self._towers, self._at_end = list(towers), at_end
-        self._servers = rules.servers(cluster.tasks)
-        store = RunStore()
-        recovery, growth, prepare = None, None, None
-        self._budget = RestartBudget(rules.most_restarts, restarts_in(record))
+        self._cluster, self._record, self._at_end = cluster, record, at_end
         self._ownership, self._takes_over = ownership, takes_over
+        recovery, growth, prepare = None, None, None
+        budget = RestartBudget(rules.most_restarts, restarts_in(record))
         if launcher is not None or takes_over is not None:
-            recovery = WorkerRecovery(cluster, launcher, self._budget)
+            recovery = WorkerRecovery(cluster, launcher, budget)
         if launcher is not None:
             prepare, growth = launcher.install_agent, WorkerGrowth(cluster, launcher)
         if takes_over is not None:
             prepare = takes_over.install_agent
-        self._recovery = recovery
-        self._monitor = RunMonitor(
-            record.id, folder, cluster, workers, self._servers, calls, towers=self._towers,
-            store=store, tally=self.tally,
-            rules=rules,
+        events = RunEvents(
             printed=lambda task, text: self._follower.show(lambda view: view.output(task, text)),
-            hint=hint,
             displayed=lambda task, shown: self._follower.show(lambda view: view.display(task, shown)),
-            noted=self.notes.append, budget=self._budget, recovery=recovery, restarted=self._record_restart,
-            prepare=prepare, growth=growth, placed=self._place, resized=self._record_resize,
+            noted=self.notes.append, restarted=self._record_restart, placed=self._place,
+            resized=self._record_resize, hint=hint,
+        )  # fmt: skip
+        self.store = RunStore()
+        self.members = Members(workers, rules.servers(cluster.tasks), towers)
+        """The tasks that the run needs, with the state of each."""
+        self._followed = FollowedRun(
+            record.id, folder, cluster, self.members, CallsByRank(calls), rules, self.store, self.tally,
+            events, decides=takes_over is None,
+        )  # fmt: skip
+        self._recovery, self._budget = recovery, budget
+        self._monitor = RunMonitor(
+            self._followed, budget, recovery=recovery, growth=growth, prepare=prepare,
             renewed=None if takes_over is None else takes_over.expect,
         )  # fmt: skip
-        self.outcomes, self.store, self.gallery = self._monitor.outcomes, store, self._monitor.gallery
+        self.gallery = self._monitor.inbox.gallery
         self.controls = RunControls(self)
         self._follower = RunFollower(self._monitor, self.controls, view, self.notes)
         self._debounce = InterruptDebounce(record.id)
@@ -136,6 +141,11 @@ class Run(Labelled):
         self._thread: threading.Thread | None = None
         self._left, self._has_ended = threading.Event(), threading.Event()
         self._shown_notes, self._is_to_train = 0, rules.trains
+
+    @property
+    def outcomes(self) -> dict[int, dict[str, Any]]:
+        """What the bodies have returned, by rank; {} for those of which nothing is expected any more."""
+        return self.members.outcomes
 
     @property
     def view(self) -> View | None:
@@ -204,7 +214,8 @@ class Run(Labelled):
         While the run is under way the tasks are asked; afterwards it is read from the run's folder. Raises
         FailedPreconditionError if nothing was trained, InvalidArgumentError for a step that was not recorded.
         """
-        tasks = [*self._workers, *self._towers, *self._servers]
+        members = self.members
+        tasks = [one.info for one in (*members.workers, *members.towers, *members.servers)]
         found = collect(self.id, self.folder, self._cluster, tasks, self.over)
         name = self.options.name
         return steps_of(found, self.timeline_type, self.id, name, step, steps, self.over)
@@ -347,7 +358,7 @@ class Run(Labelled):
         self._thread.start()
 
     def _follow_alone(self) -> None:
-        self._monitor.resubscribe()  # each connection belongs to one thread
+        self._monitor.inbox.resubscribe()  # each connection belongs to one thread
         while not (self.poll() or self._left.is_set() or self._debounce.is_ending):
             self._follower.sleep()
         atexit.unregister(self._leave)
@@ -390,12 +401,12 @@ class Run(Labelled):
     @property
     def trains(self) -> bool:
         """Whether the body trains, or was started with options of a training."""
-        return self._is_to_train or self._monitor.has_trained
+        return self._is_to_train or self.members.have_trained
 
     @property
     def has_session(self) -> bool:
         """Whether a body drives a monitored session, or has driven one."""
-        return bool(self._monitor.sessions)
+        return self.members.have_sessions
 
     def send(self, command: dict[str, Any]) -> None:
         """Have a command sent to all replicas at the next poll; see :mod:`nbdist.run.control`."""
@@ -404,17 +415,17 @@ class Run(Labelled):
     @property
     def error(self) -> NbdistError | None:
         """The first failure, None if there was none."""
-        return self._monitor.error
+        return self._followed.error
 
     def interrupt(self) -> None:
         """Stop the run, as an interrupt in the notebook does; a second call hurries to the signal."""
-        self._monitor.interrupted = True
-        if self._monitor.escalation.interrupt():
+        self._followed.interrupted = True
+        if self._followed.escalation.interrupt():
             self.stop()
 
     def debounce_interrupt(self) -> None:
         """Interrupt the run, unless this process turns out to be ending; see `InterruptDebounce`."""
-        if self._debounce.interrupt(again=self._monitor.interrupted):
+        if self._debounce.interrupt(again=self._followed.interrupted):
             self.interrupt()
 
     # Its numbers: from the outcomes, and from the points that the bodies have logged.
@@ -472,7 +483,8 @@ class Run(Labelled):
         From run.json if no replica has told this client.
         """
         standing = standing or self.standing()
-        found = replica_devices(self.tasks, [*self._workers, *self._towers], standing.replicas)
+        towers = [one.info for one in self.members.towers]
+        found = replica_devices(self.tasks, [*self.members.infos, *towers], standing.replicas)
         if any(one.devices for one in found):
             return found
         recorded = map(ReplicaDevice.from_config, self._record.devices)
@@ -522,7 +534,7 @@ class Run(Labelled):
 
     def apply_backfill(self, info: TaskInfo, answer: Frame) -> None:
         """Apply a worker's answer to the subscription; its later messages follow."""
-        self._monitor.apply_backfill(info, answer)
+        self._monitor.inbox.apply_backfill(self.members.worker(info.rank), answer)
 
     def show_printed(self, info: TaskInfo, text: str) -> None:
         """Show output that a worker has printed before."""
@@ -534,35 +546,33 @@ class Run(Labelled):
 
         Workers that have left the run are shown so, too.
         """
-        now = {info.name: info for info in self._servers}
+        members = self.members
+        now = {one.info.name: one.info for one in members.servers}
         last = {entries["task"]: entries for entries in self._record.restarts}
         for name, entries in last.items():
-            place = next((n for n, info in enumerate(self._workers) if info.name == name), None)
+            member = next((one for one in members.workers if one.info.name == name), None)
             if name in now:
                 one = Replaced.from_config(entries, now[name])
                 self.tally.replace_server(f"{name} was {one.text}")
-            elif place is not None and self._recovery is not None and self._takes_over is not None:
-                info = self._workers[place]
-                restart = Restart.from_config(entries, info, self._takes_over.expect(info.rank))
+            elif member is not None and self._recovery is not None and self._takes_over is not None:
+                calls, place = self._takes_over.expect(member.rank), members.number(member)
+                restart = Restart.from_config(entries, member.info, calls)
                 self._recovery.restarts.append(restart)
                 if restart.problem:
-                    self._monitor.leave_out(info)
+                    self._monitor.changes.leave_out(member)
                 elif restart.step is None:
+                    member.move(State.LOST)
+                    member.renew(member.info, State.JOINING, restart)
                     self.tally.restart(place)
                 else:
                     self.tally.join(place, restart.text)
-        for info, entries in left_workers(self._record, self._workers):
-            step = entries.get("step")
-            self._monitor.leave_out(info, "left" if step is None else f"left at step {step:,}")
+        for info, entries in left_workers(self._record, members.infos):
+            step, member = entries.get("step"), members.worker(info.rank)
+            self._monitor.changes.leave_out(member, "left" if step is None else f"left at step {step:,}")
 
     def set_began(self, when: float) -> None:
         """Set when the run began, on the clock of ``time.monotonic``."""
         self.tally.set_began(when)
-
-    @property
-    def ended_bodies(self) -> Collection[int]:
-        """The ranks whose bodies have ended; it grows."""
-        return self._monitor.ended_bodies
 
     # Polling, from one thread.
 
@@ -605,21 +615,22 @@ class Run(Labelled):
         with suppress(NbdistError):
             self._record = read_run(self.id)
         self._budget.spent = max(self._budget.spent, restarts_in(self._record))
+        growth = None
         if self._recovery is not None:
-            launcher = self._recovery.launcher = takes_over.launcher()
+            launcher = self._recovery.launcher = takes_over.launcher(self.members.infos)
             if launcher is not None:
                 begun = max((int(one.get("number", 0)) for one in self._record.resizes), default=0)
-                self._monitor.growth = WorkerGrowth(self._cluster, launcher, begun)
+                growth = WorkerGrowth(self._cluster, launcher, begun)
             if ownership.handover is not None:
                 self._recovery.problem = ownership.handover.problem
-        self._monitor.take_over()
+        self._monitor.take_over(growth)
 
     # The end.
 
     def _finish(self) -> None:
         if self.over:
             return
-        chief = finish.chief_of(self._workers, self.outcomes)
+        chief = finish.chief_of(self.members.infos, self.outcomes)
         found, left = finish.fetched(self.outcomes.get(chief.rank) or {}, chief.name)
         self.results.update(found)
         self.notes.extend(left)
@@ -627,20 +638,20 @@ class Run(Labelled):
         self.model, said = finish.model_of(self.outcomes.get(chief.rank) or {}, self.results)
         self.notes += filter(None, [said])
         self.deliver(self)  # before `over` is true: a cell that waits for `over` then finds the results
-        self._monitor.error, self.status = finish.verdict(
-            self._record, self.outcomes, self.error, self._monitor.interrupted, self._is_to_train
+        self._followed.error, self.status = finish.verdict(
+            self._record, self.outcomes, self.error, self._followed.interrupted, self._is_to_train
         )
         self._last = self._standing_at_end()
         uneven = uneven_data(self._last.replicas, self.tasks, self.status)
         differ = finish.differing_weights(self.outcomes) if self.status == "finished" else ""
         self.notes += filter(None, [self._last.apart, uneven, differ])
-        finish.release(self._monitor, self._cluster.tasks)
+        finish.release(self._followed, self._cluster.tasks)
         self._at_end()
         if self._monitor.stuck and str(self.error) != self._monitor.stuck:
             self.notes.append(self._monitor.stuck)
         if self._record.status not in finish.ENDED:
             try:
-                finish.write(self._record, self.status, self.error, self._monitor, self.replica_devices())
+                finish.write(self._record, self.status, self.error, self._followed, self.replica_devices())
             except OSError as error:
                 self.notes.append(f"run.json could not be written: {error}")
         if self._ownership is not None:
@@ -670,7 +681,7 @@ class Run(Labelled):
 
     def _write_change(self, new: TaskInfo | None, **changes: Any) -> None:
         """Write changes into run.json, and the process that a task has now; the owner of the run does."""
-        if not self._monitor.decides:
+        if not self._followed.decides:
             return
         cluster = self._record.cluster
         members = {one["rank"]: one for one in cluster.get("members", ())}
@@ -719,8 +730,8 @@ class Run(Labelled):
 class TakeOver(Protocol):
     """What a client that did not start a run uses as its owner, and while it observes the owner."""
 
-    def launcher(self) -> BodyLauncher | None:
-        """Return what starts the body on new processes, None if no task has handed over the body."""
+    def launcher(self, workers: Sequence[TaskInfo]) -> BodyLauncher | None:
+        """Return what starts the body of workers on new processes, None if no task has handed it over."""
 
     def install_agent(self, info: TaskInfo) -> RunCalls:
         """Begin to create the agent of a task that runs no body."""

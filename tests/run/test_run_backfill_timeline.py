@@ -55,7 +55,7 @@ def begin(cluster: Cluster) -> Callable[..., Run]:
 
 def everything(run: Run) -> Timeline:
     """Return all recorded spans."""
-    return collect(run.id, run.folder, run._cluster, [*run._workers, *run._servers], run.over)
+    return collect(run.id, run.folder, run._cluster, [one.info for one in run.members], run.over)
 
 
 @pytest.mark.engines

@@ -161,8 +161,8 @@ def paused(run: Run, gate: Path | None = None) -> list[int]:
     until(lambda: min(steps_of(run)) > 2, during=run)
     run.pause()
     if gate is not None:
-        for info in run._monitor.workers:  # a task processes messages in order
-            run._monitor._cluster.peer(info.rank).call("run.hello")
+        for info in run.members.infos:  # a task processes messages in order
+            run._cluster.peer(info.rank).call("run.hello")
         gate.touch()
     until(lambda: states_of(run) == {"paused"}, during=run)
     wait_for_reports(run, 1)  # the reports may lag by a step
@@ -275,7 +275,7 @@ def test_sigint_interrupts_a_paused_engine(begin: Callable[..., Run]) -> None:
     run = begin(TRAIN.format(epochs=ENDLESS), strategy="one_device")
     paused(run)
     run.interrupt()
-    for info in run._workers:
+    for info in run.members.infos:
         os.kill(info.pid, signal.SIGINT)
     run.wait()
     assert run.status == "stopped"
@@ -414,7 +414,7 @@ def test_a_paused_replica_does_not_count_as_frozen(
         assert run.wait().status == "finished"
     finally:
         cluster.submit(set_look_seconds, before[0], on=servers).results(timeout=PATIENCE)
-    assert run._monitor.lost == set()
+    assert run.members.away == set()
     assert steps_of(run) == [3 * epochs] * 3
     shared = options["strategy"] != "elastic" and not options.get("synchronous")
     assert run.global_step == 3 * epochs * (3 if shared and options["strategy"] == "ps" else 1)
@@ -433,7 +433,7 @@ def test_a_resumed_run_continues_without_a_worker_that_died_in_the_pause(
     paused(run)
     run.set(learning_rate=0.001)
     os.kill(cluster.tasks[2].pid, signal.SIGKILL)
-    until(lambda: run._monitor.lost == {cluster.tasks[2].rank}, during=run)
+    until(lambda: run.members.away == {cluster.tasks[2].rank}, during=run)
     before = steps_of(run)
     run.resume()
     until(lambda: min(steps_of(run)[:2]) > max(before) + 5, during=run)

@@ -59,7 +59,7 @@ def run(own_home: Path, body: Body) -> Run:
 
 
 def asked_to_stop(run: Run) -> bool:
-    return run._monitor.interrupted
+    return run._followed.interrupted
 
 
 def test_an_interrupt_stops_after_a_moment(run: Run, body: Body) -> None:

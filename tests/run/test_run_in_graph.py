@@ -484,10 +484,11 @@ def test_a_dead_task_ends_the_run_and_is_named(
     options = Options(replication="in-graph", synchronous=synchronous)
     run = start_run(ENDLESS, options, cluster=cluster)
     until(training(run), during=run)
-    monitor, found = run._monitor, run._monitor._failures.poll
+    detector = run._monitor.detector
+    found = detector.poll
     if late:
         monkeypatch.setattr(
-            monitor._failures, "poll", lambda *given: found(*given) if monitor.ended_bodies else iter(())
+            detector, "poll", lambda *given: found(*given) if run.members.ended_bodies else []
         )
     pid = next(info.pid for info in cluster.tasks if info.name == victim)
     os.kill(pid, signal.SIGKILL)

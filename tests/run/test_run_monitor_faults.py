@@ -13,7 +13,6 @@ import pytest
 from tiers import matrix
 from waiting import PATIENCE, limit, until
 
-from nbdist.cluster.calls import Calls
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import (
     FailedPreconditionError,
@@ -24,6 +23,7 @@ from nbdist.errors import (
 )
 from nbdist.run.options import Options
 from nbdist.run.progress import Standing
+from nbdist.run.protocols import RunCalls
 from nbdist.run.recovery import shutdown
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
@@ -199,7 +199,7 @@ class Withheld:
 class LateCalls:
     """Calls with a result that arrives right after the first poll."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: RunCalls) -> None:
         self.calls, self.looks = calls, 0
 
     def ready_ranks(self) -> list[int]:
@@ -215,10 +215,10 @@ class LateCalls:
 
 def test_an_outcome_that_arrives_after_the_poll_is_not_lost(cluster: Cluster) -> None:
     run = start_run("n = 8", Options(on="worker:0"), cluster=cluster)
-    assert run._monitor.calls.wait(limit(10))
-    run._monitor.calls = LateCalls(run._monitor.calls)  # type: ignore[assignment]
-    while not run._monitor.ended_bodies:
-        run._monitor.receive(cluster.tasks[0])
+    until(lambda: run._followed.calls.ready_ranks())
+    run._followed.calls = LateCalls(run._followed.calls)  # type: ignore[assignment]
+    while not run.members.ended_bodies:
+        run._monitor.inbox.receive(run.members.chief)
     assert run.wait().results == {"n": 8}
 
 
@@ -230,15 +230,15 @@ def test_an_interrupt_during_the_fetch_of_results_sends_no_signal(
     signalled: list[int] = []
     monkeypatch.setattr(cluster, "signal", lambda rank, number: signalled.append(rank))
     run = start_run("n = 6", Options(on="worker:0"), cluster=cluster)
-    calls, run._monitor.calls = run._monitor.calls, Withheld()  # type: ignore[assignment]
+    calls, run._followed.calls = run._followed.calls, Withheld()  # type: ignore[assignment]
     deadline = time.monotonic() + 10 + PATIENCE
-    while not run._monitor.ended_bodies:
+    while not run.members.ended_bodies:
         run.poll()
         assert time.monotonic() < deadline
     run.interrupt()
     for _ in range(3):
         assert not run.poll()
-    run._monitor.calls = calls
+    run._followed.calls = calls
     assert run.wait().results == {"n": 6}
     assert signalled == []
 

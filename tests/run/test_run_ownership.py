@@ -192,9 +192,9 @@ def test_what_was_lost_without_a_client_is_replaced_and_the_restarts_are_counted
 ) -> None:
     left = begin((2, 1), strategy="ps", max_restarts=2)
     watching = attach_run(left.run)  # while its starter lives
-    assert not watching._monitor.decides
+    assert not watching._followed.decides
     left.kill()
-    until(lambda: watching._monitor.decides, during=watching)
+    until(lambda: watching._followed.decides, during=watching)
     kill("/job:worker/task:1")
     until(lambda: joined(watching), during=watching)
     watching._ownership.release()  # type: ignore[union-attr]  # as the end of its process does
@@ -217,7 +217,7 @@ def test_a_client_that_is_not_the_owner_shows_what_the_owner_does(begin: Callabl
     left.kill()
     owner = attach_run(left.run)
     second = attach_run(left.run, make_view=lambda run: view)
-    assert (owner._monitor.decides, second._monitor.decides) == (True, False)
+    assert (owner._followed.decides, second._followed.decides) == (True, False)
     both = Both(owner, second)
     names = ["/job:worker/task:1", "/job:worker/task:0"]
     pids = []
@@ -271,7 +271,7 @@ def test_a_client_that_is_not_the_owner_fails_with_the_owner(
     left.kill()
     owner, second = attach_run(left.run), attach_run(left.run)
     kill(name)
-    until(lambda: second._monitor.lost, during=second)  # it has seen it first, and leaves it to the owner
+    until(lambda: second.members.away, during=second)  # it has seen it first, and leaves it to the owner
     until(Both(second, owner).poll)
     assert (owner.status, second.status) == ("failed", "failed")
     assert f"{name} (pid " in str(owner.error)

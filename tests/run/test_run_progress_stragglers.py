@@ -20,9 +20,10 @@ from tiers import matrix
 from waiting import until
 
 from nbdist.metrics.store import RunStore
-from nbdist.run import failure_detector, monitor
+from nbdist.run import backfill
 from nbdist.run.options import Options
 from nbdist.run.progress import ProgressTracker, Standing, Stragglers
+from nbdist.run.recovery import failure_detector
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 
@@ -305,7 +306,7 @@ def test_a_slow_tower_is_found(begin: Callable[..., Run], cluster: Cluster, sync
 def test_a_frozen_worker_is_silent_until_it_reports_again(
     begin: Callable[..., Run], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(backfill, "SILENT_SECONDS", 0.5)
     monkeypatch.setattr(failure_detector, "FROZEN_SECONDS", 600.0)  # it does not count as lost before
     trains = {"running", "straggler"}
     run = begin(FIT.replace("400", "4000"), strategy="one_device")  # parameter servers would evict it

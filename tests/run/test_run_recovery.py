@@ -64,7 +64,7 @@ def kill(cluster: Cluster, index: int) -> int:
 
 
 def restarts(run: Run) -> list[Restart]:
-    recovery = run._monitor._recovery
+    recovery = run._recovery
     assert recovery is not None
     return recovery.restarts
 
@@ -79,7 +79,7 @@ def test_a_dead_worker_of_asynchronous_servers_is_replaced_and_joins(start: Star
     until_all_reach(run, HELD)
     began = time.monotonic()
     pid = kill(cluster, 1)
-    until(lambda: run._monitor.lost == {1}, during=run)
+    until(lambda: run.members.away == {1}, during=run)
     assert time.monotonic() - began < limit(2)
     until(lambda: restarts(run)[0].step is not None, during=run)
     assert time.monotonic() - began < limit(30)
@@ -109,7 +109,7 @@ def test_a_worker_that_dies_again_and_again_spends_the_restart_budget(start: Sta
     until_all_reach(run, HELD)
     for number in range(3):
         kill(cluster, 1)
-        until(lambda: 1 in run._monitor.lost, during=run)
+        until(lambda: 1 in run.members.away, during=run)
         if number < 2:
             until(lambda n=number: restarts(run)[n].step is not None, during=run)  # type: ignore[misc]
     gate.touch()
@@ -244,7 +244,7 @@ def test_without_a_budget_a_dead_worker_is_not_replaced(start: Start, tmp_path: 
     run = start_run(body(gate), Options(max_restarts=0), cluster=cluster)
     until_all_reach(run, HELD)
     kill(cluster, 1)
-    until(lambda: 1 in run._monitor.lost, during=run)
+    until(lambda: 1 in run.members.away, during=run)
     gate.touch()
     run.wait()
     assert any("it is not replaced, as --max-restarts 0 asks" in note for note in run.notes)

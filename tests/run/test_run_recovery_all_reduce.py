@@ -129,7 +129,7 @@ def test_the_chief_and_another_join_again_and_the_last_has_the_duties_until_then
     until(lambda: train(run), during=run)
     until_all_reach(run, joined + 2 * STEPS)
     kill(cluster, 0)
-    until(lambda: run._monitor.lost == {0}, during=run)
+    until(lambda: run.members.away == {0}, during=run)
     step = run.standing().replicas[1].step
     until(lambda: run.standing().replicas[1].step >= step + 2 * STEPS, during=run)
     over.touch()
@@ -174,11 +174,9 @@ def test_a_run_ends_if_only_workers_that_have_not_joined_are_left(
     run = start_run(body(over), Options(strategy=strategy, seed=3), cluster=cluster)
     until_all_reach(run, 3 * STEPS)
     (tmp_path / "hold").touch()  # no step begins, so that no process joins
-    recovery = run._monitor._recovery
-    assert recovery is not None
     for index in (1, 0):
         kill(cluster, index)
-        until(lambda rank=index: recovery.joining(rank), during=run)  # type: ignore[misc]
+        until(lambda rank=index: run.members.worker(rank).is_new, during=run)  # type: ignore[misc]
     pid = kill(cluster, 2)
     (tmp_path / "hold").unlink()
     began = time.monotonic()

@@ -70,7 +70,7 @@ def kill(cluster: Cluster, index: int) -> None:
 
 
 def until_joined(run: Run, number: int) -> None:
-    recovery = run._monitor._recovery
+    recovery = run._recovery
     assert recovery is not None
     until(lambda: len(recovery.restarts) >= number and recovery.restarts[number - 1].step, during=run)
 

@@ -7,8 +7,9 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -125,7 +126,7 @@ def counting(cluster: Cluster, folder: Path, max_restarts: int | None = None) ->
 def end(run: Run, folder: Path) -> None:
     """End the bodies, the chief's after the others: the checkpoint at its end has all updates."""
     (folder / "gate").touch()
-    others = {info.rank for info in run._monitor.workers[1:]}
+    others = {one.rank for one in run.members.workers[1:]}
     until(lambda: run.outcomes.keys() >= others, during=run)
     (folder / "gate-chief").touch()
     run.wait()
@@ -133,7 +134,12 @@ def end(run: Run, folder: Path) -> None:
 
 def reached(run: Run) -> int:
     """Return the newest global step that the client knows of."""
-    return max((int(one["global_step"]) for one in run._monitor._session_progress.values()), default=0)
+    return max((int(one["global_step"]) for one in progress_of(run)), default=0)
+
+
+def progress_of(run: Run) -> list[Mapping[str, Any]]:
+    """Return what the workers' sessions have said last."""
+    return [one.body.session for one in run.members.workers if one.body.session is not None]
 
 
 def until_past_checkpoint(run: Run, folder: Path, steps: int) -> int:
@@ -148,7 +154,7 @@ def until_past_checkpoint(run: Run, folder: Path, steps: int) -> int:
 
 
 def until_joined(run: Run, number: int) -> Restart:
-    recovery = run._monitor._recovery
+    recovery = run._recovery
     assert recovery is not None
     until(lambda: len(recovery.restarts) >= number and recovery.restarts[number - 1].step, during=run)
     return recovery.restarts[number - 1]
@@ -159,7 +165,7 @@ def test_killed_workers_are_replaced_and_join_the_live_model(
 ) -> None:
     cluster = start(workers=2, ps=2)
     run = counting(cluster, tmp_path)
-    until(lambda: len(run._monitor._session_progress) == 2 and reached(run) > 100, during=run)
+    until(lambda: len(progress_of(run)) == 2 and reached(run) > 100, during=run)
     for number, name in enumerate(("/job:worker/task:1", "/job:worker/task:0"), 1):
         before = until_past_checkpoint(run, tmp_path, 50)
         old = kill(cluster, name)
@@ -209,7 +215,7 @@ def test_a_chief_without_names_of_earlier_cells_ends_the_run(
     start_run("width = 1", Options(), cluster=cluster).wait()
     body = COUNTING.format(folder=str(tmp_path), gate=str(tmp_path / "gate"), hooks="[]", optimizer=PLAIN)
     run = start_run(body.replace("np.zeros(1)", "np.zeros(width)"), Options(), cluster=cluster)
-    until(lambda: len(run._monitor._session_progress) == 2 and reached(run) > 100, during=run)
+    until(lambda: len(progress_of(run)) == 2 and reached(run) > 100, during=run)
     kill(cluster, "/job:worker/task:0")
     with pytest.raises(TaskDiedError, match="It was not replaced: its new process has no 'width'"):
         run.wait()
@@ -300,7 +306,7 @@ def test_a_synchronous_session_without_restarts_ends_with_its_worker(
 ) -> None:
     cluster = start(workers=2, ps=2)
     run = synchronous(cluster, tmp_path, 1_000_000, max_restarts=0)
-    until(lambda: len(run._monitor._session_progress) == 2 and reached(run) > 20, during=run)
+    until(lambda: len(progress_of(run)) == 2 and reached(run) > 20, during=run)
     kill(cluster, "/job:worker/task:1")
     with pytest.raises(TaskDiedError, match="/job:worker/task:1"):
         run.wait()
@@ -312,9 +318,8 @@ def test_a_body_of_several_sessions_is_not_begun_again(start: Callable[..., Clus
     first = BODY.format(steps=5, folder=str(tmp_path / "first"))
     second = COUNTING.format(folder=str(tmp_path), gate=str(tmp_path / "gate"), hooks="[]", optimizer=PLAIN)
     run = start_run(first + second.replace("zeros(1)", "zeros(10)"), Options(), cluster=cluster)
-    progress = run._monitor._session_progress
     until(
-        lambda: any(one["sessions"] == 2 and one["global_step"] > 20 for one in progress.values()),
+        lambda: any(one["sessions"] == 2 and one["global_step"] > 20 for one in progress_of(run)),
         during=run,
     )
     kill(cluster, "/job:worker/task:0")
@@ -371,7 +376,7 @@ def test_the_restart_budget_ends(start: Callable[..., Cluster], tmp_path: Path) 
 def test_a_body_without_a_monitored_session_ends_as_before(start: Callable[..., Cluster]) -> None:
     cluster = start(workers=1, ps=1)
     run = start_run("import threading\nthreading.Event().wait()", Options(), cluster=cluster)
-    until(lambda: bool(run._monitor._positions), during=run)
+    run.poll()
     kill(cluster, "/job:ps/task:0")
     with pytest.raises(TaskDiedError, match="The parameters are lost"):
         run.wait()
@@ -385,7 +390,7 @@ def test_killed_workers_are_replaced_the_chief_too(start: Callable[..., Cluster]
     def replaced() -> list[str]:
         return [note.partition(" (")[0] for note in run.notes if "joined at step" in note]
 
-    until(lambda: run._monitor.sessions == {0, 1, 2}, during=run)
+    until(lambda: len(progress_of(run)) == 3, during=run)
     until_saved(run, tmp_path, 50)
     kill(cluster, "/job:worker/task:2")
     until(lambda: replaced() == ["/job:worker/task:2"], during=run)
@@ -408,7 +413,7 @@ def test_all_workers_and_a_parameter_server_die_together(
 ) -> None:
     cluster = start(workers=2, ps=2)
     run = counting(cluster, tmp_path, max_restarts=5)
-    until(lambda: run._monitor.sessions == {0, 1}, during=run)
+    until(lambda: len(progress_of(run)) == 2, during=run)
     until_saved(run, tmp_path, 200)
     supervisor = psutil.Process(cluster.tasks[0].pid).parent()
     assert supervisor is not None
@@ -416,7 +421,7 @@ def test_all_workers_and_a_parameter_server_die_together(
     for name in ("/job:worker/task:0", "/job:worker/task:1"):
         kill(cluster, name)
     supervisor.resume()
-    until(lambda: run._monitor.lost == {0, 1}, during=run)
+    until(lambda: run.members.away == {0, 1}, during=run)
     kill(cluster, "/job:ps/task:1")  # while no body is there to recover from it
     until(lambda: len([one for one in read_run(run.id).restarts if one["pid"]]) == 3, during=run)
     before = reached(run)

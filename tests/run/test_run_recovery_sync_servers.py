@@ -102,7 +102,7 @@ def test_the_others_wait_for_the_new_process_and_no_step_is_lost(
     held(gate).touch()
     began = time.monotonic()
     pid = kill(cluster, 1)
-    until(lambda: run._monitor.lost == {1}, during=run)
+    until(lambda: run.members.away == {1}, during=run)
     assert time.monotonic() - began < limit(2)
     until(lambda: states(run).count("waiting for /job:worker/task:1's new process") == 2, during=run)
     held(gate).unlink()

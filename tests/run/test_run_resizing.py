@@ -37,7 +37,7 @@ def shrink_back(cluster: Cluster, workers: int) -> None:
 
 
 def resizes(run: Run) -> list[Resize]:
-    growth = run._monitor.growth
+    growth = run._monitor.changes.growth
     assert growth is not None
     return growth.resizes
 
@@ -179,11 +179,11 @@ def test_a_run_is_stopped_and_loses_workers_while_it_is_resized(start: Start, tm
     kill(cluster, 2)
     cluster.grow(1, report=ignore)  # before the run has noticed the death
     until_resized(run, 1)
-    until(lambda: not run._monitor.lost, during=run)
+    until(lambda: not run.members.away, during=run)
     until(lambda: train(run), during=run)
     kill(cluster, 3)
-    until(lambda: 3 in run._monitor.lost, during=run)
-    until(lambda: not run._monitor.lost, during=run)  # an added worker is replaced like any other
+    until(lambda: 3 in run.members.away, during=run)
+    until(lambda: not run.members.away, during=run)  # an added worker is replaced like any other
     until(lambda: train(run), during=run)
     cluster.grow(1, report=ignore)
     run.stop()

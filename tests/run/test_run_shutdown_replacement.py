@@ -100,9 +100,9 @@ def no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def last_step(run: Run, *stuck: int) -> None:
     """Start the replacement of the ``stuck`` ranks as soon as all others have ended."""
-    ranks = {info.rank for info in run._workers}
+    ranks = {info.rank for info in run.members.infos}
     until(lambda: ranks - run.outcomes.keys() == set(stuck), during=run)
-    escalation = run._monitor.escalation
+    escalation = run._followed.escalation
     escalation._steps = [(0.0, step) for _, step in escalation._steps]
 
 

@@ -19,142 +19,81 @@ as the run's error.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from nbdist.cluster.resize import short_name
 from nbdist.run.protocols import RunTasks
+from nbdist.run.recovery.member import ABSENT, Member, Members
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.collective.shm.sync import FreezeDetector
 from nbdist.wire.hosts import host_identity
 
 POLL_FROZEN_SECONDS = 0.5  # between two checks for stopped processes
 FROZEN_SECONDS = 3.0  # after which a stopped process counts as lost
-TRAINING_SECONDS = 0.5  # in which the first message of a training may follow the death of one of its tasks
 ROOT_CAUSE_SECONDS = 1.0  # in which the cause of a broken call may follow its error
 CONSEQUENCES = ("UnavailableError", "AbortedError", "TaskDiedError")
 
 
-@dataclass(frozen=True)
-class LostTask:
-    """A task that the run has lost: how, what to do about it, and whether the others continue without it."""
-
-    task: TaskInfo
-    how: str
-    remedy: str
-    others_continue: bool
-
-
 class FailureDetector:
-    """Finds lost tasks among those that a run needs: its ``workers``, and ``others`` beside them.
+    """Finds the members of a run whose processes are dead or frozen."""
 
-    With ``least``, workers may die, as long as so many are left and the run ``trains``; with ``needs_chief``
-    the first one may not.
-    ``lost`` are the ranks without which the others continue; the caller adds to it.
-    """
-
-    def __init__(
-        self,
-        cluster: RunTasks,
-        workers: Sequence[TaskInfo],
-        others: Sequence[TaskInfo],
-        least: int | None,
-        trains: bool,
-        needs_chief: bool = True,
-    ) -> None:
-        self.lost: set[int] = set()
-        self.undecided: dict[int, float] = {}
-        """Dead ranks, and since when it has been open whether the others continue."""
-        self.absent: set[int] = set()
-        """Ranks of workers that have left the run, or have not begun to take part; the caller adds to it."""
-        self.least = least
-        self._cluster, self._workers, self._trains = cluster, workers, trains
-        self._needs_chief = needs_chief
-        self._needed = [*workers, *others]
-        self._ranks = {info.rank for info in self._needed}
+    def __init__(self, cluster: RunTasks, members: Members) -> None:
+        self._cluster, self._members = cluster, members
         self._here = host_identity()
-        pids = {info.rank: info.pid for info in self._needed if info.host == self._here}
-        self._detector = FreezeDetector(pids)
+        self._processes = FreezeDetector(
+            {one.rank: one.info.pid for one in members if one.info.host == self._here}
+        )
         self._polled = time.monotonic()  # a short run ends before the first check
-        self._frozen: dict[int, str] = {}
 
     def report_frozen(self, incarnations: Collection[int]) -> None:
-        """Record tasks that others found frozen or cut off; those continue without them."""
-        for info in self._needed if incarnations else ():
-            if info.incarnation in incarnations:
-                silent = "is frozen or cut off: it does not answer the other tasks"
-                self._frozen.setdefault(info.rank, silent)
+        """Record members that others found frozen or cut off; those continue without them."""
+        for one in self._members if incarnations else ():
+            if one.info.incarnation in incarnations and one.state not in ABSENT:
+                one.frozen = one.frozen or "is frozen or cut off: it does not answer the other tasks"
 
-    def replace(self, old: TaskInfo, new: TaskInfo) -> None:
-        """Watch the new process of a task in place of the old one."""
-        self._needed[self._needed.index(old)] = new
-        self._detector.replace(new.rank, new.pid if new.host == self._here else 0)
-        self._frozen.pop(new.rank, None)
-        self.undecided.pop(new.rank, None)
-        self.lost.discard(new.rank)
+    def watch(self, member: Member) -> None:
+        """Watch the present process of a member, in place of a former one; none of one that has left."""
+        is_watched = member.info.host == self._here and member.state not in ABSENT
+        self._processes.replace(member.rank, member.info.pid if is_watched else 0)
 
-    def add(self, info: TaskInfo) -> None:
-        """Watch a worker that was added to the run."""
-        self._needed.append(info)
-        self._ranks.add(info.rank)
-        self._detector.replace(info.rank, info.pid if info.host == self._here else 0)
+    def poll(self, ended: Collection[TaskInfo]) -> list[Member]:
+        """Suspect the members that are found lost, and return them, until they are away.
 
-    def remove(self, info: TaskInfo) -> None:
-        """Watch a worker no longer: it has left the run."""
-        self._needed = [one for one in self._needed if one.rank != info.rank]
-        self._ranks.discard(info.rank)
-        self._detector.replace(info.rank, 0)
-        self._frozen.pop(info.rank, None)
-
-    def poll(self, trained: bool, ended: Collection[TaskInfo], sessions: bool = False) -> Iterator[LostTask]:
-        """Yield the tasks that are lost and not yet in ``lost``; each again at every call.
-
-        ``trained`` is whether a body has begun to train with fit, and ``sessions`` whether one drives a
-        monitored session, where the caller decides. Tasks that were ``ended`` on purpose do not count.
+        Tasks that were ``ended`` on purpose do not count.
         """
         self._poll_frozen()
-        dead = dead_or_replaced(self._cluster, self._needed)
+        needed = [one.info for one in self._members if one.state not in ABSENT]
+        dead = dead_or_replaced(self._cluster, needed)
         ranks = {info.rank for info in dead}
-        dead += [info for info in self._needed if info.rank in self._frozen and info.rank not in ranks]
-        ranks.update(self._frozen)
-        workers = [info for info in dead if info in self._workers]
-        all_workers = len(self._workers) > 1 and len(workers) == len(self._workers)
-        for info in dead:
-            if info.rank not in self._ranks or info.rank in self.lost or info in ended:
-                continue
-            others_continue = self._others_continue(info, ranks, trained, sessions)
-            if others_continue or info.rank not in self.undecided:
-                yield LostTask(info, self._how(info), remedy(info, dead, all_workers), others_continue)
+        dead += [one.info for one in self._members if one.frozen and one.rank not in ranks]
+        ranks = {info.rank for info in dead}
+        workers = {one.rank for one in self._members.workers}
+        all_workers = len(workers) > 1 and workers <= ranks
+        found = []
+        for one in self._members:
+            if one.rank in ranks and not one.is_away and one.info not in ended:
+                one.suspect(time.monotonic(), self._how(one), remedy(one.info, dead, all_workers))
+                found.append(one)
+        return found
 
     def _poll_frozen(self) -> None:
         now = time.monotonic()
         if now - self._polled >= POLL_FROZEN_SECONDS:
             self._polled = now
-            for rank in self._detector.frozen(FROZEN_SECONDS):
-                stopped = f"is frozen: its process has been stopped for {FROZEN_SECONDS:.0f} s, as by SIGSTOP"
-                self._frozen.setdefault(rank, stopped)
+            stopped = f"is frozen: its process has been stopped for {FROZEN_SECONDS:.0f} s, as by SIGSTOP"
+            frozen = self._processes.frozen(FROZEN_SECONDS)
+            for one in self._members:
+                if one.rank in frozen:
+                    one.frozen = one.frozen or stopped
 
-    def _others_continue(self, info: TaskInfo, dead: set[int], trained: bool, sessions: bool) -> bool:
-        first, absent = self._workers[0], dead | self.absent
-        left = [one for one in self._workers if one.rank not in absent]
-        few = self.least is None or len(left) < self.least
-        if few or info not in self._workers or (info is first and self._needs_chief):
-            return False
-        if not self._trains and not trained:  # a plain cell, unless a message of a training still arrives
-            now = time.monotonic()
-            if sessions or now - self.undecided.setdefault(info.rank, now) >= TRAINING_SECONDS:
-                self.undecided.pop(info.rank, None)
-            return False
-        self.undecided.pop(info.rank, None)
-        return True
-
-    def _how(self, info: TaskInfo) -> str:
+    def _how(self, one: Member) -> str:
+        info = one.info
         now = next(row for row in self._cluster.status() if row["rank"] == info.rank)
         if now["pid"] != info.pid:
             return f"{info.name} (pid {info.pid}) was replaced by pid {now['pid']}"
-        if not now["ended"] and info.rank in self._frozen:
-            return f"{info.name} (pid {info.pid}) {self._frozen[info.rank]}"
+        if not now["ended"] and one.frozen:
+            return f"{info.name} (pid {info.pid}) {one.frozen}"
         return f"{info.name} (pid {info.pid}) died: {now['ended']}"
 
 

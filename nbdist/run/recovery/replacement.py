@@ -186,17 +186,15 @@ class WorkerRecovery:
         """Whether no more bodies are started."""
         return self._ending
 
-    def begin(self, info: TaskInfo, how: str) -> str:
-        """Begin to replace a lost worker; return why not, empty if it is being replaced."""
-        if not self._starts():
-            return ""
-        if refusal := self.refusal:
-            return refusal
+    def begin(self, info: TaskInfo, how: str) -> bool:
+        """Begin to replace a lost worker; return whether it is: not if the run ends, or with a `refusal`."""
+        if self._ending or self.refusal:
+            return False
         self.budget.take()
         restart = Restart(info, how, self.budget.spent, self._clock())
         self.restarts.append(restart)
         self._under_way.append((restart, self._steps(restart)))
-        return ""
+        return True
 
     @property
     def refusal(self) -> str:
@@ -237,17 +235,6 @@ class WorkerRecovery:
             if restart.calls is not None or restart.problem:
                 settled.append(restart)
         return settled
-
-    def of(self, rank: int) -> Restart | None:
-        """Return the last restart of a rank, None if there was none."""
-        return next((one for one in reversed(self.restarts) if one.old.rank == rank), None)
-
-    def joining(self, rank: int) -> Restart | None:
-        """Return the restart of a rank with a body that has started and has not joined the training."""
-        found = self.of(rank)
-        if found is None or found.calls is None or found.step is not None or found.problem:
-            return None
-        return found
 
     def _steps(self, restart: Restart) -> Iterator[None]:
         new = restart.new = yield from replace_task(self._cluster, restart.old, self._clock, self._starts)

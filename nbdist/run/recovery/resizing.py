@@ -162,13 +162,6 @@ class WorkerGrowth:
             settled.append(resize)
         return settled
 
-    def joining(self, rank: int) -> Resize | None:
-        """Return the added worker of a rank with a body that has started and has not joined the training."""
-        found = next((one for one in reversed(self.resizes) if one.new.rank == rank and one.grown), None)
-        if found is None or found.calls is None or found.step is not None or found.problem:
-            return None
-        return found
-
 
 def left_at(outcome: Any) -> int | None:
     """Return the step at which a worker has left its run, from its outcome; None if it has not left.

@@ -118,16 +118,10 @@ class ServerRecovery:
         """Whether tasks are being replaced."""
         return bool(self._waiting)
 
-    def has(self, task: TaskInfo) -> bool:
-        """Whether a task is being replaced."""
-        return any(one.task == task for one in self._waiting)
-
-    def begin(self, task: TaskInfo, how: str) -> str:
-        """Begin to replace a task that was lost as ``how`` describes; return why not, empty if it does."""
-        if not self.budget.take():
-            return self.budget.refusal
+    def begin(self, task: TaskInfo, how: str) -> None:
+        """Begin to replace a task that was lost as ``how`` describes; it counts against the budget."""
+        self.budget.take()
         self._waiting.append(_Pending(task, how, self._clock(), self._steps(task), self.budget.spent))
-        return ""
 
     def _steps(self, task: TaskInfo) -> Generator[None, None, TaskInfo | None]:
         new = yield from replace_task(self._cluster, task, self._clock)

@@ -1,0 +1,121 @@
+"""Receives what the tasks of a run send to the client: `Inbox`.
+
+Points, output and progress come about ten times a second. A task drops a subscriber that stops reading (a
+kernel that computes for minutes); a client that receives nothing for 2 s subscribes again and fills the gap
+from the task's log (`nbdist.run.backfill.StreamPosition`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nbdist.errors import InvalidArgumentError, UnavailableError
+from nbdist.metrics.log import Batch
+from nbdist.run.followed import FollowedRun
+from nbdist.run.recovery.failure_detector import FailureDetector
+from nbdist.run.recovery.member import Member
+from nbdist.run.task.reporting import Displayed
+from nbdist.summary.pictures import Gallery, Picture
+from nbdist.wire.rpc.frame import Frame
+
+
+class Inbox:
+    """Handles the messages of a run's workers.
+
+    ``joined`` is called with a worker that has joined the training, and its step; ``restored`` with what a
+    worker reports that has restored a parameter server. ``restores`` is whether parameter servers of a fit
+    are replaced.
+    """
+
+    def __init__(
+        self,
+        followed: FollowedRun,
+        detector: FailureDetector,
+        restores: bool,
+        joined: Callable[[Member, int], object],
+        restored: Callable[[Mapping[str, Any]], object],
+    ) -> None:
+        self.gallery = Gallery()
+        """The histograms and images of the run's summaries."""
+        self._followed, self._detector, self._restores = followed, detector, restores
+        self._joined, self._restored = joined, restored
+
+    def poll(self) -> None:
+        """Handle all messages that have arrived, without waiting; subscribe again where none does."""
+        for one in self._followed.members.workers:
+            self.receive(one)
+            silent = one.body.has_ended or one.is_away or self._followed.members.towers
+            if not silent and one.body.position.is_silent(time.monotonic()):
+                self._followed.send_to([one], "run.subscribe", resubscribe=True)
+
+    def receive(self, member: Member) -> None:
+        """Handle all messages that have arrived from a worker."""
+        try:
+            peer = self._followed.cluster.peer(member.rank)
+            while (frame := peer.receive(0)) is not None:
+                if frame.meta.get("run") != self._followed.run:
+                    continue
+                if frame.kind == "run.display":
+                    self._handle_display(member, frame)
+                elif frame.kind == "run.summary":
+                    self._handle_summary(member, frame)
+                elif frame.kind == "run.progress":
+                    self._handle_progress(member, frame)
+                elif frame.kind == "run.backfill":
+                    self._handle_backfill(member, frame)
+        except (UnavailableError, InvalidArgumentError):  # the cluster may have no such task any more
+            member.body.is_silent = True  # if it is dead, the failure detector finds the reason
+
+    def resubscribe(self) -> None:
+        """Subscribe to all workers again at the next poll, over connections of the thread that then polls."""
+        for one in self._followed.members.workers:
+            one.body.position.last = -math.inf
+
+    def apply_backfill(self, member: Member, answer: Frame) -> None:
+        """Apply a task's answer to a subscription: its progress so far, and what it has printed."""
+        self._handle_progress(member, Frame("run.progress", answer.meta, answer.arrays[:1]))
+
+    def _handle_backfill(self, member: Member, answer: Frame) -> None:
+        """Handle the answer of a task that had dropped this client."""
+        followed = self._followed
+        member.body.position.fill_gap(
+            answer, followed.store, followed.folder,
+            lambda text: followed.events.printed(member.info.name, text),
+        )  # fmt: skip
+        self.apply_backfill(member, Frame("run.backfill", answer.meta, (answer.arrays[0][:0],)))
+
+    def _handle_summary(self, member: Member, frame: Frame) -> None:
+        try:
+            self.gallery.add(member.info.name, Picture.received(frame.meta, frame.arrays))
+        except InvalidArgumentError:  # a picture that no task makes must not end what the task says else
+            self.gallery.left_out += 1
+
+    def _handle_display(self, member: Member, frame: Frame) -> None:
+        texts = [one.tobytes().decode("utf-8", "replace") for one in frame.arrays]
+        data = dict(zip(frame.meta["types"], texts, strict=True))
+        # Two tasks may use the same name; the page treats these as two displays.
+        own = frame.meta["name"]
+        name = f"{self._followed.run}-{member.rank}-{own}" if own else ""
+        shown = Displayed(data, name, bool(frame.meta["update"]))
+        self._followed.events.displayed(member.info.name, shown)
+
+    def _handle_progress(self, member: Member, frame: Frame) -> None:
+        followed, body, progress = self._followed, member.body, frame.meta["progress"]
+        body.position.advance(frame, time.monotonic())
+        text, *columns = frame.arrays
+        if columns:
+            followed.store.extend_batch(Batch.from_arrays(frame.meta["batch"], columns))
+        if text.size:
+            followed.events.printed(member.info.name, text.tobytes().decode())
+        followed.tally.update(int(frame.meta["replica"]), progress, time.monotonic())
+        member.heard(progress, self._restores)
+        if (step := progress.get("joined")) is not None:
+            self._joined(member, step)
+        self._detector.report_frozen(progress.get("lost", ()))
+        for report in progress.get("restored", ()):
+            self._restored(report)
+        if frame.meta["ended"]:
+            body.has_ended = body.is_silent = True
