@@ -9,6 +9,8 @@ from statistics import median
 from typing import Any
 
 from nbdist.metrics.store import RunStore
+from nbdist.run.recovery.member import Member, State
+from nbdist.run.recovery.replacement import Restart
 
 WINDOW = 3.0  # seconds over which a rate is measured
 PAUSED = "paused"
@@ -41,6 +43,14 @@ LEFT = "left"
 CUT_SHORT, CALLBACK = "cut short", "by a callback"
 OVER = (LOST, LEFT, "finished")
 ABSENT = (LOST, RESTARTING, JOINING, LEFT)
+SHOWN = {State.LOST: LOST, State.REPLACING: LOST, State.ADDED: JOINING, State.LEFT: LEFT}
+
+
+def shown(member: Member) -> str:
+    """Return the state of a replica whose task is in no training; empty for the one that it says itself."""
+    if member.state is State.JOINING:
+        return RESTARTING if isinstance(member.entry, Restart) else JOINING
+    return SHOWN.get(member.state, "")
 
 
 @dataclass(frozen=True)
@@ -115,6 +125,8 @@ class Standing:
 
 @dataclass
 class _Replica:
+    member: Member | None = None
+    """The worker that trains it, if that trains no other."""
     step: int = 0
     total: int | None = None
     epoch: int | None = None
@@ -122,7 +134,8 @@ class _Replica:
     examples: int = 0
     resumed: tuple[int, int] = (0, 0)
     """Steps and examples of earlier runs, which this one continues."""
-    state: str = "starting"
+    said: str = "starting"
+    """Its state, as it says itself."""
     spent: dict[str, float] = field(default_factory=dict)
     dropped: int = 0
     skipped: int = 0
@@ -153,6 +166,11 @@ class _Replica:
     """What to do about it, if it trains a model of its own beside other ranks."""
     ended: str = ""
 
+    @property
+    def state(self) -> str:
+        """Its state: that of the worker if it is in no training, else what it says itself."""
+        return (shown(self.member) if self.member is not None else "") or self.said
+
     def counts(self) -> dict[str, int]:
         """Return what former processes have counted, and this one too."""
         return {"examples": self.examples, "skipped": self.skipped, "step": self.step}
@@ -170,14 +188,14 @@ class _Replica:
 
 
 class ProgressTracker:
-    """Adds up the progress of all replicas."""
+    """Adds up the progress of all replicas, which ``members`` train, if each of these trains one."""
 
-    def __init__(self, replicas: int, synchronous: bool) -> None:
+    def __init__(self, replicas: int, synchronous: bool, members: Sequence[Member] = ()) -> None:
         self.messages = 0
         self.synchronous = synchronous
         self._together = 0
         """Steps that the workers of a synchronous session have counted together."""
-        self._latest = [_Replica() for _ in range(replicas)]
+        self._latest = [_Replica(members[i] if members else None) for i in range(replicas)]
         self.checkpoint: dict[str, Any] | None = None
         """The last checkpoint that the chief has written, or could not write."""
         self._began: float | None = None
@@ -208,7 +226,7 @@ class ProgressTracker:
         if progress.get("own_steps"):
             latest.step += latest.before.get("step", 0)
         latest.epoch, latest.epochs = progress.get("epoch"), progress.get("epochs")
-        latest.state = progress["state"]
+        latest.said = progress["state"]
         joined, latest.left_out = progress.get("joined"), progress.get("left_out")
         if joined is None:
             steps, examples = progress.get("resumed") or (0, 0)
@@ -234,7 +252,7 @@ class ProgressTracker:
             CALLBACK if progress.get("ended_early") else CUT_SHORT if progress.get("cut_short") else ""
         )
         self.checkpoint = progress.get("checkpoint") or self.checkpoint
-        if latest.state == PAUSED:  # what its rate is measured with stands still
+        if latest.said == PAUSED:  # what its rate is measured with stands still
             latest.past = deque((t + now - latest.at, own, s, e) for t, own, s, e in latest.past)
         latest.at = now
         latest.last = self._last = now
@@ -247,7 +265,7 @@ class ProgressTracker:
             progress.get("trainings", 0),
             transfers_in_waits=self._transfers_in_waits,
         )
-        if latest.state != PAUSED:
+        if latest.said != PAUSED:
             latest.past.append((now, own, latest.step, latest.examples))
         while len(latest.past) > 2 and now - latest.past[0][0] > WINDOW:
             latest.past.popleft()
@@ -301,7 +319,7 @@ class ProgressTracker:
         """Note that a replica is lost, and training continues on the others."""
         self.messages += 1
         latest = self._latest[replica]
-        latest.state, latest.total = LOST, latest.step
+        latest.total = latest.step
         latest.past.clear()
         self._stragglers.leave(replica)
 
@@ -309,21 +327,21 @@ class ProgressTracker:
         """Note that a lost replica has a new process, which is about to join."""
         self.messages += 1
         latest = self._latest[replica]
-        latest.state, latest.before = RESTARTING, latest.counts()
+        latest.before = latest.counts()
 
     def join(self, replica: int, text: str) -> None:
         """Note that the new process of a replica has joined; ``text`` says when and where."""
         latest = self._latest[replica]
         latest.restart, latest.restarts = text, latest.restarts + 1
 
-    def add(self, replica: int) -> None:
+    def add(self, replica: int, member: Member) -> None:
         """Note that a replica is added: the next number, or that of one which has left."""
         self.messages += 1
         if replica == len(self._latest):
-            self._latest.append(_Replica(total=0))
+            self._latest.append(_Replica(member, total=0))
             self._stragglers.add()
         latest = self._latest[replica]
-        latest.state, latest.before = JOINING, latest.counts()
+        latest.before = latest.counts()
 
     def joined(self, replica: int, text: str, step: int) -> None:
         """Note that an added replica has joined, at a step; ``text`` says when and where."""
@@ -340,7 +358,7 @@ class ProgressTracker:
         self.messages += 1
         latest = self._latest[replica]
         latest.step = max(latest.step, step)  # its last message may not have arrived
-        latest.state, latest.total, latest.change = LEFT, latest.step, text
+        latest.total, latest.change = latest.step, text
         latest.past.clear()
         self._stragglers.leave(replica)
 

@@ -95,7 +95,10 @@ class Run(Labelled):
         self.model: Any = None
         self.results: dict[str, Any] = {}
         self.notes: list[str] = []
-        self.tally = ProgressTracker(len(self.tasks), bool(rules.options.synchronous))
+        self.members = Members(workers, rules.servers(cluster.tasks), towers)
+        """The tasks that the run needs, with the state of each."""
+        each = [] if towers else self.members.workers
+        self.tally = ProgressTracker(len(self.tasks), bool(rules.options.synchronous), each)
         self.seed = record.seed
         self._cluster, self._record, self._at_end = cluster, record, at_end
         self._ownership, self._takes_over = ownership, takes_over
@@ -114,8 +117,6 @@ class Run(Labelled):
             resized=self._record_resize, hint=hint,
         )  # fmt: skip
         self.store = RunStore()
-        self.members = Members(workers, rules.servers(cluster.tasks), towers)
-        """The tasks that the run needs, with the state of each."""
         self._followed = FollowedRun(
             record.id, folder, cluster, self.members, CallsByRank(calls), rules, self.store, self.tally,
             events, decides=takes_over is None,

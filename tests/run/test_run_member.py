@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.errors import FailedPreconditionError
+from nbdist.run.recovery import member as module
 from nbdist.run.recovery.member import (
     ABSENT,
     AWAY,
@@ -44,6 +46,18 @@ def test_a_member_changes_as_the_diagram_says_and_stays_as_it_is_otherwise(wante
             ):
                 member.move(state)
             assert member.state is before
+
+
+def test_the_table_at_the_top_of_the_module_is_the_one_that_holds() -> None:
+    table = str(module.__doc__).partition("what may follow\n")[2].partition("\n\n")[0]
+    found: dict[str, set[str]] = {}
+    state = ""
+    for line in table.splitlines():
+        name, *_ = line.split()
+        if line[4] != " ":
+            state, line = name, line.replace(name, "", 1)
+        found.setdefault(state, set()).update(re.findall("[A-Z]{4,}", line))
+    assert found == {one.name: {after.name for after in TRANSITIONS[one]} for one in State}
 
 
 def test_each_state_is_reached_and_left() -> None:

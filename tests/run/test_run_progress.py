@@ -23,6 +23,7 @@ from nbdist.run.membership import MembershipRules
 from nbdist.run.options import Options
 from nbdist.run.outcome import pack, unpack
 from nbdist.run.progress import WINDOW, ProgressTracker
+from nbdist.run.recovery.member import Members, State
 from nbdist.run.remote import EndedTasks
 from nbdist.run.run import Run
 from nbdist.run.task import reporting
@@ -290,7 +291,8 @@ def test_synchronous_replicas_step_together() -> None:
 
 
 def test_the_epoch_is_that_of_the_replica_which_has_most_left() -> None:
-    tally, store = ProgressTracker(3, synchronous=False), RunStore()
+    members = Members([TaskInfo("worker", i, i, "here", 7, "", "", 1) for i in range(3)])
+    tally, store = ProgressTracker(3, synchronous=False, members=members.workers), RunStore()
 
     def epoch(number: int) -> dict[str, int]:
         return {"epoch": number, "epochs": 40}
@@ -300,6 +302,7 @@ def test_the_epoch_is_that_of_the_replica_which_has_most_left() -> None:
     assert (tally.standing(1.0, store).epoch, tally.standing(1.0, store).epochs) == (28, 40)
     tally.update(2, report(5) | epoch(2), 1.0)
     assert tally.standing(1.0, store).epoch == 2
+    members.workers[2].move(State.LOST)
     tally.lose(2, 2.0)
     assert tally.standing(2.0, store).epoch == 28
     tally.update(1, report(75, state="finished") | epoch(30), 2.0)  # by a callback

@@ -24,8 +24,10 @@ from nbdist.run import backfill
 from nbdist.run.options import Options
 from nbdist.run.progress import ProgressTracker, Standing, Stragglers
 from nbdist.run.recovery import failure_detector
+from nbdist.run.recovery.member import Members, State
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
+from nbdist.runtime.task import TaskInfo
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
@@ -156,7 +158,8 @@ def standing(tally: ProgressTracker, now: float) -> Standing:
 
 
 def test_a_straggler_is_reported_while_it_trains() -> None:
-    tally = ProgressTracker(3, synchronous=False)
+    members = Members([TaskInfo("worker", i, i, "here", 7, "", "", 1) for i in range(3)])
+    tally = ProgressTracker(3, synchronous=False, members=members.workers)
     for tenth in range(30):
         for i, step in enumerate((0.05, 0.05, 0.1)):
             tally.update(i, report(int(tenth / 10 / step), tenth / 10), tenth / 10)
@@ -169,6 +172,7 @@ def test_a_straggler_is_reported_while_it_trains() -> None:
     assert standing(tally, 3.1).replicas[2].slowness is None
     tally.update(2, report(31, 3.1), 3.2)
     assert standing(tally, 3.2).replicas[2].state == "straggler"
+    members.workers[2].move(State.LOST)
     tally.lose(2, 3.3)
     assert standing(tally, 3.3).replicas[2].state == "lost"
 

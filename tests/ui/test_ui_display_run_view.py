@@ -13,7 +13,9 @@ from nbdist.metrics.store import RunStore
 from nbdist.run.devices import ReplicaDevice
 from nbdist.run.options import Options
 from nbdist.run.progress import ProgressTracker, ReplicaStanding, Standing
+from nbdist.run.recovery.member import Members, State
 from nbdist.run.run import Run
+from nbdist.runtime.task import TaskInfo
 from nbdist.summary.pictures import Gallery
 from nbdist.train.callbacks import History
 from nbdist.train.context import Progress
@@ -40,7 +42,9 @@ class FakeRun:
         self.trains, self.has_session = True, False
         self.asked: list[tuple[str, float | None]] = []
         self.controls = SimpleNamespace(act=lambda kind, rate: self.asked.append((kind, rate)))
-        self.tally = ProgressTracker(len(TASKS), bool(options.get("synchronous")))
+        tasks = [TaskInfo("worker", i, i, "here", 7, "", "", 1) for i in range(len(TASKS))]
+        self.members = Members(tasks)
+        self.tally = ProgressTracker(len(TASKS), bool(options.get("synchronous")), self.members.workers)
 
     seconds, standing = Run.seconds, Run.standing
     _last: Standing | None = None
@@ -202,6 +206,7 @@ def test_commands_leave_marks_on_the_curves(displays: list[FakeDisplay]) -> None
     see("paused", learning_rate=0.01)
     saved = {"number": 1, "step": 18, "path": "/runs/m/step-18", "error": None}
     see(learning_rate=0.01, checkpoint=saved, step=20)
+    run.members.worker(1).move(State.LOST)
     run.tally.lose(1, 2.0)
     shown.progress(run.tally.standing(2.0, run.store))
     shown.end(as_run(run))
@@ -352,6 +357,7 @@ def test_a_lost_replica_is_named_live_and_at_the_end(displays: list[FakeDisplay]
         run.tally.update(replica, vars(given), 1.0)
     steps_of(run, 0, 40)
     run.store.extend(1, "loss", [11, 12], [1.0, 1.0], [1000.0, 1001.0])
+    run.members.worker(1).move(State.LOST)
     run.tally.lose(1, 2.0)
     run.tally.update(1, vars(Progress(step=12, total=40, state="running")), 3.0)  # it was only frozen
     RunView(as_run(run)).progress(run.tally.standing(3.0, run.store))

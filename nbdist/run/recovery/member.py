@@ -1,21 +1,27 @@
 """What a run knows of each task that it needs: `Member`, with one state; all of them: `Members`. Pure.
 
-                 first message           outcome
-    STARTING ──────────────► RUNNING ─────────────► ENDED
-        │                     ▲  │ ▲                  │
-        └──────────┬──────────┼──┘ │ joined           │
-                   ▼          │    │                  │
-     ┌───────► SUSPECTED ◄────┼────┼──────────────────┘    its process is dead or frozen
-     │             │          │    │
-     │ take over   │ decided  │    │     (see `nbdist.run.recovery.policy`)
-     │             ▼          │    │
-     └─────────── LOST        │    │                       the others continue, or wait
-                 ▲ │ ▲        │    │
-        not to   │ ▼ │ failed │    │
-     be replaced │ REPLACING ─┴──► JOINING ◄── ADDED ◄── LEFT ◄── (any state that takes part)
-                 │    (server) (worker) │        ▲         ▲
-                 └──────────────────────┘        │         └── left the run, or was added and could not join
-                      gave up             new in the cluster
+                  message         outcome
+        STARTING ─────────► RUNNING ─────────► ENDED
+                            │     ▲
+          its process is    │     │ joined, or the new process of a server
+          dead or frozen    │     │
+                            ▼     └─── JOINING ◄─── ADDED ◄─── LEFT
+                        SUSPECTED         ▲
+                            │             │ new process, which runs the body
+                    decided ▼             │
+                          LOST ──────► REPLACING
+
+    state        what may follow
+    STARTING     RUNNING, ENDED, SUSPECTED, LOST, LEFT
+    RUNNING      ENDED, SUSPECTED, LOST, LEFT
+    JOINING      RUNNING, ENDED, SUSPECTED, LOST (its body never joined), LEFT
+    ENDED        SUSPECTED, LOST, LEFT
+    SUSPECTED    LOST, LEFT, ENDED (its outcome was on its way)
+    LOST         REPLACING, JOINING and RUNNING (another client has replaced it), LEFT,
+                 SUSPECTED (the client that decided has ended)
+    REPLACING    JOINING, RUNNING, LOST (it could not be replaced)
+    ADDED        JOINING, LEFT (it could not join)
+    LEFT         ADDED (under its rank a worker was added to the cluster)
 
 The rest of what is known of a member does not depend on its state: what its present process has said
 (`Body`), its outcome, how it was lost (`Loss`), and whether the run can end without it (`Need`). A new

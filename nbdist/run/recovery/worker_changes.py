@@ -229,7 +229,7 @@ class WorkerChanges:
         """Count an added worker among the replicas; no outcome is expected before its body has started."""
         member = self._members.add(info)
         self._followed.events.placed(info)
-        self._tally.add(self._members.number(member))
+        self._tally.add(self._members.number(member), member)
 
     def _start_added(self, member: Member, resize: Resize) -> None:
         """Expect messages and an outcome of an added worker, which runs the body."""
