@@ -171,10 +171,10 @@ class TestSocket(LinkContract):
         assert near.wait(0) == 0
         far.announce_done()
         hosted = ps.service._hosted["r/0"]
-        until(lambda: 1 in hosted.leaving)
+        until(lambda: hosted.replicas[1].leaver is not None)
         proxy.reset()
         assert near.leave()["updates"] == 1
-        assert hosted.reading == {1}
+        assert [one.is_reading for one in hosted.replicas] == [False, True]
         assert far.leave()["updates"] == 1
         np.testing.assert_array_equal(view(far), np.full(3, -1.0))
         until(lambda: not ps.service._hosted)

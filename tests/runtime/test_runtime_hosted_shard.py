@@ -12,6 +12,7 @@ import pytest
 from nbdist.errors import UnavailableError
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps import hosted_shard
+from nbdist.runtime.ps.hosted_replica import Presence
 from nbdist.runtime.ps.hosted_shard import HostedShard
 from nbdist.runtime.ps.restore import Offer
 from nbdist.runtime.ps.sync import Rules
@@ -76,15 +77,20 @@ def hosted(rules: Rules, joined: dict[int, FakeSender], seen: set[int], unseen: 
         "first": True,
     }
     one.make(meta, (np.zeros(3, np.float32),), "")
-    one.senders.update(cast(dict[int, Caller], joined))
+    for number, sender in joined.items():
+        one.replicas[number].sender = cast(Caller, sender)
     return one
+
+
+def awaited(one: HostedShard) -> list[int]:
+    return [replica.number for replica in one.those(Presence.AWAITED)]
 
 
 def send_gradient(one: HostedShard, replica: int) -> list[Any]:
     assert one.shard is not None
     buffer = LAYOUT.buffer()
     LAYOUT.views(buffer)[0][:] = 1
-    assert one.receive(replica, 0, one.received[replica] + 1)
+    assert one.receive(replica, 0, one.replicas[replica].received + 1)
     answers = one.shard.offer(replica, 0, [*LAYOUT.flats(buffer)], version=0)[1]
     for answer in answers:
         one.answer(answer)
@@ -132,11 +138,11 @@ def test_a_lost_connection_may_be_made_again() -> None:
     assert (known["received"], known["answers"], known["version"], known["frozen"]) == (0, [], 0, [])
     assert one.look(8.0) is False
     assert one.lost == set()
-    one.senders[1] = cast(Caller, GoneSender())
+    one.replicas[1].sender = cast(Caller, GoneSender())
     assert one.look(8.0)
     send_gradient(one, 1)  # it had arrived: nothing waits any more
     assert one.look(8.0) is False
-    assert one.gone_since == {}
+    assert one.replicas[1].gone_since is None
 
 
 def test_gradients_of_a_socket_are_taken_in_order_and_once() -> None:
@@ -202,11 +208,11 @@ def test_a_dead_replica_that_a_step_needs_is_awaited_for_a_time(monkeypatch: pyt
     one = hosted(Rules(2, synchronous=True, awaits=True), {0: first}, {0}, {1})
     send_gradient(one, 0)
     one.look(8.0)
-    assert (set(one.awaited), one.lost, one.all_left()) == ({1}, set(), False)
+    assert (awaited(one), one.lost, one.all_left()) == ([1], set(), False)
     assert first.frames[-1].meta == {"replicas": [1]}
     one.rejoin(1, pid=7)
     assert first.frames[-1].meta == {"replicas": []}
-    assert not one.awaited
+    assert not awaited(one)
     one.look(8.0)
     assert first.kinds().count("error") == 0
     monkeypatch.setattr(hosted_shard, "AWAIT_SECONDS", 1e-9)
@@ -224,9 +230,9 @@ def test_a_replica_that_lives_and_has_closed_its_connection_is_not_awaited(
     one = hosted(rules, {0: first, 1: GoneSender()}, {0, 1}, set())
     send_gradient(one, 0)
     one.look(8.0)
-    assert (one.lost, one.awaited) == ({1}, {})
+    assert (one.lost, awaited(one)) == ({1}, [])
     assert "replica 1 is dead" in str(first.frames[-1].meta)
     elsewhere = hosted(rules, {0: FakeSender(), 1: GoneSender()}, {0}, set())
     send_gradient(elsewhere, 0)
     elsewhere.look(8.0)
-    assert (elsewhere.lost, set(elsewhere.awaited)) == (set(), {1})  # it may have died
+    assert (elsewhere.lost, awaited(elsewhere)) == (set(), [1])  # it may have died

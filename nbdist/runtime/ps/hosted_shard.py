@@ -7,13 +7,13 @@
     hosted.answer_all(answers)               # what the shard's rules have decided
     hosted.look(seconds); hosted.lose(replica); hosted.rejoin(replica, pid)
 
+What it knows of each replica is a `HostedReplica` (:mod:`nbdist.runtime.ps.hosted_replica`).
 :mod:`nbdist.runtime.ps.service` receives the replicas' messages, and calls it on the server's thread.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -34,6 +34,7 @@ from nbdist.errors import (
 from nbdist.optim import from_config
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.client import refused
+from nbdist.runtime.ps.hosted_replica import HostedReplica, Presence, SocketGradient
 from nbdist.runtime.ps.mailbox import ANSWER, COUNTERS, GLOBAL_STEP, Mailbox
 from nbdist.runtime.ps.replicator import Replicator
 from nbdist.runtime.ps.restore import Offer, Restoration, newest, restoration
@@ -54,14 +55,6 @@ FIRST_OFFER_SECONDS = 30.0  # for the first of them, while the chief's new proce
 AWAIT_SECONDS = 300.0  # for the new process of a dead or frozen replica, which may load its data first
 CUT_OFF_SECONDS = 40.0  # likewise, of a replica on another host: its connection is lost, and it may be alive
 Post = Callable[[Callable[[], object]], None]
-
-
-@dataclass
-class SocketGradient:
-    """A gradient that came through a socket, and the answers to it."""
-
-    number: int
-    answers: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -94,21 +87,10 @@ class HostedShard:
     """Tables beside the layout: the chief fills them part by part, and messages carry single rows."""
     missing: int = 0
     """Rows of the initial tables, and slots, that the chief has not sent yet."""
-    reading: set[int] = field(default_factory=set)
-    """Replicas that read the final tables."""
     shard: ParameterShard | None = None
     mailbox: Mailbox | None = None
     note: str = ""
     opening: dict[int, tuple[Caller, dict[str, Any]]] = field(default_factory=dict)
-    senders: dict[int, Caller] = field(default_factory=dict)
-    received: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    """The number of each replica's last gradient that came through a socket."""
-    recent: dict[int, dict[int, SocketGradient]] = field(default_factory=lambda: defaultdict(dict))
-    """By replica and token: the last gradient, and the answers to it, which may be lost with a connection."""
-    gone_since: dict[int, float] = field(default_factory=dict)
-    """Replicas whose connection is lost, and since when."""
-    ringers: dict[int, Ringer] = field(default_factory=dict)
-    leaving: dict[int, Caller] = field(default_factory=dict)
     offers: dict[int, Offer] = field(default_factory=dict)
     """Copies that replicas have of a shard whose former server died."""
     gathers_since: float | None = None
@@ -116,19 +98,7 @@ class HostedShard:
     """When the chief's new process opened the shard, if it has; it has no initial values to give."""
     restoration: Restoration | None = None
     """What the shard continues with: its replica was asked for its copy, or has sent it."""
-    lost: set[int] = field(default_factory=set)
-    awaited: dict[int, float] = field(default_factory=dict)
-    """Lost replicas that the training waits for, and until when; they are not in ``lost``."""
-    abandoned: set[int] = field(default_factory=set)
-    """Replicas of ``lost`` that the training has waited for in vain."""
-    informed: set[int] = field(default_factory=set)
-    """Replicas that were last sent a list of awaited ones (ps.awaited) that was not empty."""
-    called: dict[int, str] = field(default_factory=dict)
     processes: ProcessMonitor | None = None
-    frozen: dict[int, int] = field(default_factory=dict)
-    """Frozen replicas, and their processes."""
-    incarnations: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    """How often the process of each replica was replaced; messages of earlier ones are refused."""
     standby: StandbyLocation | None = None
     replicator: Replicator | None = None
     about: dict[str, Any] = field(default_factory=dict)
@@ -141,17 +111,31 @@ class HostedShard:
     """What the shard was restored from, until its replicator continues with it."""
     restored: dict[str, Any] | None = None
     """How the shard was restored from its standby, for the replicas."""
-    _gradients: dict[tuple[int, int], list[Array]] = field(default_factory=dict)
+    replicas: list[HostedReplica] = field(init=False)
 
     def __post_init__(self) -> None:
         """Continue without the spare replicas until each is added."""
-        self._spare = set(range(self.rules.first, self.rules.replicas))
-        self.lost |= self._spare
+        first, numbers = self.rules.first, range(self.rules.replicas)
+        self.replicas = [HostedReplica(n, is_spare=n >= first) for n in numbers]
+
+    def those(self, *presences: Presence) -> list[HostedReplica]:
+        """Return the replicas with one of these presences."""
+        return [one for one in self.replicas if one.presence in presences]
+
+    @property
+    def lost(self) -> set[int]:
+        """The replicas without which the others continue; those that are awaited are not among them."""
+        return {one.number for one in self.those(Presence.LOST)}
+
+    def readers(self) -> list[HostedReplica]:
+        """Return the replicas that read the final values."""
+        return [one for one in self.replicas if one.is_reading]
 
     def take_spare(self, replica: int) -> None:
         """Expect gradients of an added replica that opens the shard on a new server."""
-        if replica in self.lost & self._spare:
-            self.lost.discard(replica)
+        one = self.replicas[replica]
+        if one.is_spare and one.presence is Presence.LOST:
+            one.presence = Presence.TRAINS
             if self.shard is not None:
                 self.shard.join(replica)
 
@@ -252,8 +236,9 @@ class HostedShard:
                 tables=tables,
                 before=int(meta.get("restored") or 0),
             )
-            for replica in self.lost & self._spare:
-                self.shard.leave(replica, died=True)
+            for one in self.those(Presence.LOST):
+                if one.is_spare:
+                    self.shard.leave(one.number, died=True)
             if self.restoration is not None:
                 self.shard.restore(self.restoration)
             if meta.get("restored") is not None:
@@ -309,36 +294,35 @@ class HostedShard:
     def admit(self, replica: int, listen: Callable[[], str]) -> None:
         """Tell a replica how to reach the shard; ``listen`` returns the name of the server's doorbell."""
         assert self.shard is not None
-        sender, meta = self.opening.pop(replica)
+        (sender, meta), one = self.opening.pop(replica), self.replicas[replica]
         reply: dict[str, Any] = {"number": self.number, "segment": None, "note": self.note}
-        reply |= {"incarnation": self.incarnations[replica], "counted": self.shard.counted[replica]}
+        reply |= {"incarnation": one.incarnation, "counted": self.shard.counted[replica]}
         reply["place"] = self.shard.place_of(replica)
-        is_added = replica in self._spare
-        reply["made"] = self.shard.statistics.made[replica] if is_added else reply["place"]
+        reply["made"] = self.shard.statistics.made[replica] if one.is_spare else reply["place"]
         reply["version"] = self.shard.version
         reply["generation"], reply["base"], reply["began"] = self.lineage
         reply |= {"serial": self.shard.serials[replica], "restored": self.restored}
         if self.mailbox is not None and meta["bell"]:
             try:
-                self.ringers[replica] = Ringer(meta["bell"])
+                one.ringer = Ringer(meta["bell"])
             except (NotFoundError, NotAllowedError):
                 reply["note"] = "parameters travel over sockets: the server sees other shared memory"
             else:
                 reply |= {"segment": self.mailbox.segment.name, "bell": listen()}
-        self.senders[replica], self.called[replica] = sender, str(meta.get("called", ""))
+        one.sender, one.called = sender, str(meta.get("called", ""))
         push(sender, Frame("ps.opened", reply))
 
     def gradient(self, mailbox: Mailbox, replica: int, slot: int) -> list[Array]:
         """Return what a replica has written to a slot of the shared memory."""
-        found = self._gradients.get((replica, slot))
+        known = self.replicas[replica].slots
+        found = known.get(slot)
         if found is None:
-            found = self.layout.flats(mailbox.gradients[replica][slot])
-            self._gradients[replica, slot] = found
+            found = known[slot] = self.layout.flats(mailbox.gradients[replica][slot])
         return found
 
     def ring(self, replica: int, what: int, slot: int) -> None:
         """Ring for a replica of this host."""
-        ringer = self.ringers.get(replica)
+        ringer = self.replicas[replica].ringer
         if ringer is not None:
             with suppress(ConnectionError):  # it has died: the next look at all replicas finds out
                 ringer.ring(ANSWER.pack(what, slot))
@@ -353,12 +337,12 @@ class HostedShard:
         replica, token, staleness, what = answer
         if what == STOPPED and self.rules.fails_without(len(self.lost)):
             self.tell(replica, error_frame(self.trouble()))
-        elif replica in self.ringers and self.mailbox is not None:
+        elif self.replicas[replica].ringer is not None and self.mailbox is not None:
             if what != STEPPED:
                 self.mailbox.headers[replica][token][1] = staleness
             self.ring(replica, what, token)
         elif self.shard is not None:
-            gradient = self.recent[replica].get(token)
+            gradient = self.replicas[replica].recent.get(token)
             meta = {"what": what, "token": token, "staleness": staleness, "version": self.shard.version}
             if gradient is not None:
                 meta["number"] = gradient.number
@@ -370,24 +354,30 @@ class HostedShard:
 
         If its connection is reset, a replica may send it twice, or a later one before it.
         """
-        if number != self.received[replica] + 1:
+        one = self.replicas[replica]
+        if number != one.received + 1:
             return False
-        self.received[replica] = number
-        self.recent[replica][token] = SocketGradient(number)
+        one.received = number
+        one.recent[token] = SocketGradient(number)
         return True
 
     def reconnect(self, replica: int, sender: Caller) -> dict[str, Any]:
         """Continue with a replica over a new connection; return what it may have missed."""
-        self.senders[replica] = sender  # before the answers are read: later ones are sent to it
-        self.gone_since.pop(replica, None)
-        answers = [meta for gradient in list(self.recent[replica].values()) for meta in gradient.answers]
+        one = self.replicas[replica]
+        one.sender, one.gone_since = sender, None  # before the answers are read: later ones are sent to it
+        answers = [meta for gradient in list(one.recent.values()) for meta in gradient.answers]
         version = 0 if self.shard is None else self.shard.version
-        known = {"received": self.received[replica], "answers": answers, "version": version}
-        return known | {"frozen": sorted(self.frozen.items())}
+        known = {"received": one.received, "answers": answers, "version": version}
+        return known | {"frozen": self.frozen}
+
+    @property
+    def frozen(self) -> list[tuple[int, int]]:
+        """The frozen replicas, and their processes."""
+        return [(one.number, one.frozen_pid) for one in self.replicas if one.frozen_pid is not None]
 
     def tell(self, replica: int, frame: Frame) -> None:
         """Push a frame to a replica, if it is known here; from any thread."""
-        sender = self.senders.get(replica)
+        sender = self.replicas[replica].sender
         if sender is not None:
             self.post(partial(push, sender, frame))
 
@@ -439,8 +429,8 @@ class HostedShard:
     def all_left(self) -> bool:
         """Whether no further replica is expected."""
         waits = self.shard is not None and not self.shard.broken_up and not self.rules.backups
-        gone = self.leaving.keys() | self.lost | (set() if waits else self.awaited.keys())
-        return len(gone) >= self.rules.replicas
+        gone = (Presence.LEFT, Presence.LOST, *(() if waits else (Presence.AWAITED,)))
+        return all(one.presence in gone for one in self.replicas)
 
     def lose(self, replica: int, *, frozen: bool = False, seconds: float = AWAIT_SECONDS) -> None:
         """Continue without a replica that is dead or ``frozen``; if the others cannot, send them an error.
@@ -449,19 +439,20 @@ class HostedShard:
         deaths. Only this server detects frozen replicas, so it notifies the others.
         """
         assert self.shard is not None
+        one = self.replicas[replica]
         if self.rules.awaits and seconds:
-            self.awaited[replica] = time.monotonic() + seconds
+            one.presence, one.awaited_until = Presence.AWAITED, time.monotonic() + seconds
         else:
-            self.lost.add(replica)
-        self.gone_since.pop(replica, None)
+            one.presence = Presence.LOST
+        one.gone_since = None
         if frozen:
             assert self.processes is not None
-            self.frozen[replica] = self.processes.pid_of(replica)
-            for other in self.senders.keys() - self.lost - self.awaited.keys():
-                self.tell(other, Frame("ps.lost", {"frozen": sorted(self.frozen.items())}))
+            one.frozen_pid = self.processes.pid_of(replica)
+            for other in self.those(Presence.TRAINS, Presence.LEFT):
+                self.tell(other.number, Frame("ps.lost", {"frozen": self.frozen}))
             self.refuse(replica)  # it may wait for an answer that this completes
         answers = self.shard.leave(replica, died=True)
-        if replica in self.lost and self.rules.awaits:
+        if one.presence is Presence.LOST and self.rules.awaits:
             answers += self.shard.abandon(replica)
         self.when_replicated(partial(self.answer_all, answers))
         self._fail_others()
@@ -470,43 +461,37 @@ class HostedShard:
     def _fail_others(self) -> None:
         """Send the other replicas an error if their step cannot complete."""
         if self.fails:
-            for other in self.senders.keys() - self.lost - self.leaving.keys():
-                self.tell(other, error_frame(self.trouble()))
+            for other in self.those(Presence.TRAINS, Presence.AWAITED):
+                self.tell(other.number, error_frame(self.trouble()))
 
-    def abandon(self, replica: int) -> None:
+    def abandon(self, one: HostedReplica) -> None:
         """Wait no longer for the new process of a lost replica."""
         assert self.shard is not None
-        del self.awaited[replica]
-        self.lost.add(replica)
-        self.abandoned.add(replica)
-        for answer in self.shard.abandon(replica):
+        one.presence, one.is_abandoned = Presence.LOST, True
+        for answer in self.shard.abandon(one.number):
             self.answer(answer)
         self._fail_others()
 
     def announce_awaited(self) -> None:
         """Send the other replicas which lost ones their step waits for."""
-        awaited = sorted(self.awaited) if self.shard is not None and self.shard.is_held_up else []
-        for other in self.senders.keys() - self.lost - self.awaited.keys():
-            if awaited or other in self.informed:
-                self.tell(other, Frame("ps.awaited", {"replicas": awaited}))
-        self.informed = set(self.senders) if awaited else set()
+        held_up = self.shard is not None and self.shard.is_held_up
+        awaited = [one.number for one in self.those(Presence.AWAITED)] if held_up else []
+        for other in self.those(Presence.TRAINS, Presence.LEFT):
+            if awaited or other.is_informed:
+                self.tell(other.number, Frame("ps.awaited", {"replicas": awaited}))
+        for one in self.replicas:
+            one.is_informed = bool(awaited) and one.sender is not None
 
     def rejoin(self, replica: int, pid: int) -> None:
         """Expect the process ``pid`` in place of a replica's former one, and refuse that one's messages."""
         if self.processes is not None:
             self.processes.replace(replica, pid)
-        if replica not in self.senders and replica not in self.lost and replica not in self.awaited:
+        one = self.replicas[replica]
+        if one.sender is None and one.presence not in (Presence.LOST, Presence.AWAITED):
             return  # the former process has not reached this shard
-        self.incarnations[replica] += 1
+        one.incarnation += 1
         self.refuse(replica)
-        for known in (self.senders, self.received, self.recent, self.gone_since):
-            known.pop(replica, None)
-        if (ringer := self.ringers.pop(replica, None)) is not None:
-            ringer.close()
-        self.lost.discard(replica)
-        self.awaited.pop(replica, None)
-        self.frozen.pop(replica, None)
-        self.leaving.pop(replica, None)
+        one.renew()
         if self.shard is not None:
             self.shard.join(replica)
             self.announce_awaited()
@@ -524,9 +509,10 @@ class HostedShard:
 
     def trouble(self) -> UnavailableError:
         """Return the error that a synchronous step cannot complete, because a replica is dead or frozen."""
-        each = (f"{replica} {self.called.get(replica, '')}".strip() for replica in sorted(self.lost))
-        what = "frozen" if self.lost == self.frozen.keys() else "dead"
-        if self.abandoned:
+        lost = self.those(Presence.LOST)
+        each = (f"{one.number} {one.called}".strip() for one in lost)
+        what = "frozen" if [one.number for one in lost] == [number for number, _ in self.frozen] else "dead"
+        if any(one.is_abandoned for one in lost):
             what += ", no new process has joined in its place in time"
         return UnavailableError(
             f"replica {', '.join(each)} is {what}, and a synchronous step takes "
@@ -545,62 +531,61 @@ class HostedShard:
         """
         if self.shard is None:
             return False
-        staying = set(range(self.rules.replicas)) - self.leaving.keys() - self.lost - self.awaited.keys()
         now = time.monotonic()
-        for replica in [one for one, until in self.awaited.items() if now > until]:
-            self.abandon(replica)
+        staying = self.those(Presence.TRAINS)
+        for one in self.those(Presence.AWAITED):
+            if now > one.awaited_until:
+                self.abandon(one)
         if self.processes is not None:
-            for replica in staying.intersection(self.processes.frozen(frozen_seconds)):
-                self.lose(replica, frozen=True)
-        if not (self.leaving or self.shard.waited_for):
-            self.gone_since.clear()
+            frozen = self.processes.frozen(frozen_seconds)
+            for one in staying:
+                if one.number in frozen:
+                    self.lose(one.number, frozen=True)
+        if not (self.those(Presence.LEFT) or self.shard.waited_for):
+            for one in self.replicas:
+                one.gone_since = None
             return False
-        known = set(self.gone_since)
+        known = [one for one in self.replicas if one.gone_since is not None]
         ended = set() if self.processes is None else set(self.processes.dead())
-        if self.processes is not None and self.senders.keys() & self.processes.seen():
+        here = {one.number for one in self.replicas if one.sender is not None}
+        if self.processes is not None and not here.isdisjoint(self.processes.seen()):
             # A replica may die before the first one opens the shard: then the server has no process to
             # watch. If it sees the processes that joined (one PID namespace), an unseen replica is dead.
-            ended |= set(self.processes.unseen()) - self.senders.keys()
-        for replica in sorted(staying - self.lost - self.awaited.keys()):
-            if replica in ended:
-                self.lose(replica)
-            elif replica in self.senders and self.stays_gone(replica):
-                watched = self.processes is not None and replica in self.processes.seen()
-                self.lose(replica, seconds=0 if watched else CUT_OFF_SECONDS)
-        return bool(self.gone_since.keys() - known)
+            ended |= set(self.processes.unseen()) - here
+        for one in staying:
+            if one.presence is not Presence.TRAINS:
+                continue
+            if one.number in ended:
+                self.lose(one.number)
+            elif one.sender is not None and self.stays_gone(one):
+                watched = self.processes is not None and one.number in self.processes.seen()
+                self.lose(one.number, seconds=0 if watched else CUT_OFF_SECONDS)
+        return any(one.gone_since is not None and one not in known for one in self.replicas)
 
-    def stays_gone(self, replica: int) -> bool:
+    def stays_gone(self, one: HostedReplica) -> bool:
         """Whether a replica has died, or has not connected again in time after its connection was lost."""
-        if not self.is_gone(replica):
-            self.gone_since.pop(replica, None)
+        if not one.is_gone():
+            one.gone_since = None
             return False
         now = time.monotonic()
-        if replica in self.ringers and not self.rules.awaits:
+        if one.ringer is not None and not self.rules.awaits:
             return True  # else its process may end just now, which tells a death from an end of its body
-        return now - self.gone_since.setdefault(replica, now) >= RECONNECT_SECONDS
-
-    def is_gone(self, replica: int) -> bool:
-        """Whether a replica that was here has died, as far as can be seen. On the server's thread."""
-        ringer = self.ringers.get(replica)
-        if ringer is not None:
-            return not ringer.has_reader()
-        try:
-            self.senders[replica].push(Frame("ps.there"))
-        except ConnectionError:
-            return True
-        return False
+        if one.gone_since is None:
+            one.gone_since = now
+        return now - one.gone_since >= RECONNECT_SECONDS
 
     def close(self) -> None:
         """Close the doorbells, the shared memory, the process descriptors, and drop the standby."""
         if self.replicator is not None:
             self.replicator.close()
-        for one in (self.found, self.adopted):
-            if one is not None and one.segment is not None:
-                one.segment.close()
+        for standby in (self.found, self.adopted):
+            if standby is not None and standby.segment is not None:
+                standby.segment.close()
         if self.processes is not None:
             self.processes.close()
-        for ringer in self.ringers.values():
-            ringer.close()
+        for one in self.replicas:
+            if one.ringer is not None:
+                one.ringer.close()
         if self.mailbox is not None:
             self.mailbox.segment.close()
 

@@ -68,6 +68,7 @@ from nbdist.errors import (
 from nbdist.graph.ops.rows import check_rows
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.client import refused
+from nbdist.runtime.ps.hosted_replica import HostedReplica, Presence
 from nbdist.runtime.ps.hosted_shard import RECONNECT_SECONDS, HostedShard, StandbyLocation, push
 from nbdist.runtime.ps.mailbox import COUNT, GLOBAL_STEP, RING
 from nbdist.runtime.ps.replicator import Replicator
@@ -242,8 +243,8 @@ class ParameterService:
             self._give_up(hosted, error_frame(hosted.loss(), self._server.name), but=-1)
             return
         if (over or not hosted.rules.synchronous) and all(offer.done for offer in hosted.offers.values()):
-            hosted.lost |= hosted.offers.keys()  # a slower replica may still continue
             for replica in list(hosted.offers):
+                hosted.replicas[replica].presence = Presence.LOST  # a slower one may still continue
                 del hosted.offers[replica]
                 push(hosted.opening.pop(replica)[0], Frame("ps.over"))
             hosted.gathers_since = None
@@ -323,11 +324,12 @@ class ParameterService:
         }  # fmt: skip
 
         def failed(error: Exception) -> None:
-            for replica in list(hosted.senders):
-                hosted.tell(replica, error_frame(error, self._server.name))
+            for one in hosted.replicas:
+                hosted.tell(one.number, error_frame(error, self._server.name))
 
         def note(text: str) -> None:  # the first replica prints it
-            hosted.tell(min(hosted.senders, default=0), Frame("ps.note", {"text": text}))
+            here = (one.number for one in hosted.replicas if one.sender is not None)
+            hosted.tell(next(here, 0), Frame("ps.note", {"text": text}))
 
         hosted.replicator = Replicator(
             self._server, shard, about, locate=partial(locate, standby.rank), failed=failed, note=note,
@@ -399,8 +401,8 @@ class ParameterService:
         """Release a replica that has the final values; it may say so twice, if its connection is reset."""
         if frame.meta["shard"] in self._hosted:
             hosted, _ = self._find(frame)
-            hosted.reading.discard(int(frame.meta["replica"]))
-            if not hosted.reading:
+            hosted.replicas[int(frame.meta["replica"])].is_reading = False
+            if not hosted.readers():
                 self._remove(hosted)
         return Frame("ps.bye")
 
@@ -415,7 +417,8 @@ class ParameterService:
         hosted = self._numbers.get(number)
         if hosted is None or hosted.shard is None or hosted.mailbox is None:
             return
-        if incarnation != hosted.incarnations[replica]:
+        one = hosted.replicas[replica]
+        if incarnation != one.incarnation:
             return
         try:
             if slot == COUNT and replica in hosted.shard.evicted:
@@ -444,9 +447,9 @@ class ParameterService:
         serial: int,
     ) -> None:
         """Offer a gradient to its shard, and answer all replicas that wait for the completed update."""
-        begun = clock()
+        begun, one = clock(), hosted.replicas[replica]
         became, answers = shard.offer(
-            replica, token, gradient, version, lambda: incarnation == hosted.incarnations[replica], serial
+            replica, token, gradient, version, lambda: incarnation == one.incarnation, serial
         )
         hosted.log.gradient(lane, replica, begun, clock(), became)
         if became == "applied":
@@ -511,11 +514,11 @@ class ParameterService:
         replica = int(frame.meta["replica"])
         if replica in shard.evicted:
             raise refused(replica, self._server.name)
-        if hosted.reading:  # all have left: this one's connection was reset
-            hosted.leaving[replica] = sender
-            self._send_final(hosted, shard, replica)
+        one = hosted.replicas[replica]
+        one.presence, one.leaver = Presence.LEFT, sender
+        if hosted.readers():  # all have left: this one's connection was reset
+            self._send_final(hosted, shard, one)
             return
-        hosted.leaving[replica] = sender
         answers = shard.leave(replica, stops=bool(frame.meta.get("stops")))
         hosted.when_replicated(partial(hosted.answer_all, answers))
         if hosted.all_left():
@@ -524,23 +527,24 @@ class ParameterService:
     def _end(self, hosted: HostedShard, shard: ParameterShard) -> None:
         """Send the final parameters to all replicas that have left, and release them."""
         self._ended.add(hosted.name)
-        hosted.reading = set(hosted.leaving) - hosted.ringers.keys()
-        for replica in hosted.leaving:
-            self._send_final(hosted, shard, replica)
-        if not hosted.reading:
+        for one in hosted.those(Presence.LEFT):
+            one.is_reading = one.ringer is None
+            self._send_final(hosted, shard, one)
+        if not hosted.readers():
             self._remove(hosted)
 
-    def _send_final(self, hosted: HostedShard, shard: ParameterShard, replica: int) -> None:
+    def _send_final(self, hosted: HostedShard, shard: ParameterShard, one: HostedReplica) -> None:
+        assert one.leaver is not None
         meta = {
             "updates": shard.updates,
             "global_step": int(shard.counters[GLOBAL_STEP]),
             "dropped": sum(shard.statistics.dropped),
             "statistics": shard.statistics.to_wire(),
-            "waits": replica in hosted.reading,
+            "waits": one.is_reading,
         }
-        arrays = () if replica in hosted.ringers else (shard.memory,)
+        arrays = () if one.ringer is not None else (shard.memory,)
         # Posted like all messages to replicas, so that earlier ones, such as a loss, arrive first.
-        self._server.post(partial(push, hosted.leaving[replica], Frame("ps.left", meta, arrays)))
+        self._server.post(partial(push, one.leaver, Frame("ps.left", meta, arrays)))
 
     # The dead and the frozen. Runs on the server's thread.
 
@@ -554,16 +558,17 @@ class ParameterService:
             self._stop_looking()
             self._stop_looking = None
         for hosted in list(self._hosted.values()):
-            if hosted.reading:
-                hosted.reading -= {replica for replica in hosted.reading if hosted.stays_gone(replica)}
-                if not hosted.reading:
+            if hosted.readers():
+                for one in hosted.readers():
+                    one.is_reading = not hosted.stays_gone(one)
+                if not hosted.readers():
                     self._remove(hosted)
                 continue
             self._gather(hosted)
             self._refuse_chief(hosted)
             if hosted.look(FROZEN_SECONDS):
                 self._server.after(RECONNECT_SECONDS, self._look)
-            if hosted.shard is not None and hosted.leaving and hosted.all_left():
+            if hosted.shard is not None and hosted.those(Presence.LEFT) and hosted.all_left():
                 self._end(hosted, hosted.shard)
 
     def drop_run(self, run: str) -> int:
@@ -589,7 +594,7 @@ class ParameterService:
         if hosted is None or hosted.shard is None:
             raise AbortedError(f"the parameters of {frame.meta['shard']!r} are not here (any more)")
         replica = int(frame.meta.get("replica", 0))
-        if "incarnation" in frame.meta and frame.meta["incarnation"] != hosted.incarnations[replica]:
+        if "incarnation" in frame.meta and frame.meta["incarnation"] != hosted.replicas[replica].incarnation:
             raise refused(replica, self._server.name)
         return hosted, hosted.shard
 
