@@ -252,16 +252,20 @@ def start_body(
     Returns the call that runs the body, None if it ``is_wanted`` no more before it was sent. Raises
     UnavailableError if the process cannot be prepared, FailedPreconditionError if another run has the task.
     """
-    preparing = launcher.prepare(new)
+    yield from when_prepared(launcher.prepare(new), new)
+    if not is_wanted():
+        return None
+    launcher.reserve(new, RESERVE_SECONDS)
+    return launcher.start(new)
+
+
+def when_prepared(preparing: RunCalls, new: TaskInfo) -> Iterator[None]:
+    """Yield until a new process has its agent; UnavailableError if it cannot be prepared."""
     while new.rank not in preparing.ready_ranks():
         yield
     outcome = preparing.outcome(new.rank)
     if isinstance(outcome, BaseException):
         raise UnavailableError(f"its new process {new.pid} could not be prepared: {outcome}")
-    if not is_wanted():
-        return None
-    launcher.reserve(new, RESERVE_SECONDS)
-    return launcher.start(new)
 
 
 def replace_task(

@@ -14,9 +14,8 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nbdist.errors import UnavailableError
 from nbdist.run.protocols import RunCalls, RunTasks
-from nbdist.run.recovery.replacement import RestartBudget, count, replace_task
+from nbdist.run.recovery.replacement import RestartBudget, count, replace_task, when_prepared
 from nbdist.runtime.task import TaskInfo
 
 
@@ -125,14 +124,8 @@ class ServerRecovery:
 
     def _steps(self, task: TaskInfo) -> Generator[None, None, TaskInfo | None]:
         new = yield from replace_task(self._cluster, task, self._clock)
-        if new is None or self._prepare is None:
-            return new
-        preparing = self._prepare(new)
-        while new.rank not in preparing.ready_ranks():
-            yield
-        outcome = preparing.outcome(new.rank)
-        if isinstance(outcome, BaseException):
-            raise UnavailableError(f"its new process {new.pid} could not be prepared: {outcome}")
+        if new is not None and self._prepare is not None:
+            yield from when_prepared(self._prepare(new), new)
         return new
 
     def poll(self) -> list[Replaced]:
