@@ -49,7 +49,7 @@ def no_gpus(cluster: Cluster) -> None:
 @pytest.fixture
 def no_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give ranks more time to leave a run than a busy machine needs, before their processes are replaced."""
-    monkeypatch.setattr("nbdist.run.shutdown.REPLACE_AFTER", 60.0)
+    monkeypatch.setattr("nbdist.run.recovery.shutdown.REPLACE_AFTER", 60.0)
 
 
 @pytest.fixture(scope="module")

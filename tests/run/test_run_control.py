@@ -17,6 +17,8 @@ from nbdist.errors import (
 from nbdist.metrics.store import RunStore
 from nbdist.run.control import RunControls, apply_command, progress_message
 from nbdist.run.progress import ProgressTracker
+from nbdist.run.recovery.member import Members, State
+from nbdist.runtime.task import TaskInfo
 from nbdist.train.context import Context, Control, Progress
 
 PATIENCE = 30.0
@@ -229,7 +231,8 @@ def test_a_run_is_paused_if_no_replica_trains() -> None:
 
 
 def test_the_learning_rate_is_known_if_all_reports_agree() -> None:
-    tally, store = ProgressTracker(3, False), RunStore()
+    members = Members([TaskInfo("worker", i, i, "here", 7, "", "", 1) for i in range(3)])
+    tally, store = ProgressTracker(3, False, members.workers), RunStore()
     assert tally.standing(0.0, store).learning_rate is None
     tally.update(0, report("running", 3, learning_rate=0.1, checkpoint=answer(1)), 0.0)
     tally.update(1, report("running", 3, learning_rate=None), 0.0)
@@ -237,5 +240,6 @@ def test_the_learning_rate_is_known_if_all_reports_agree() -> None:
     assert (standing.learning_rate, standing.checkpoint) == (0.1, answer(1))
     tally.update(2, report("running", 3, learning_rate=0.2), 0.0)
     assert tally.standing(0.0, store).learning_rate is None
+    members.workers[2].move(State.LOST)
     tally.lose(2, 0.1)
     assert tally.standing(0.1, store).learning_rate == 0.1

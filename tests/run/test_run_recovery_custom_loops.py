@@ -14,8 +14,8 @@ from recording_view import RecordingView
 from tiers import matrix
 from waiting import until
 
-from nbdist.run import shutdown
 from nbdist.run.options import Options
+from nbdist.run.recovery import shutdown
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 

@@ -12,8 +12,8 @@ from tiers import matrix
 from waiting import until
 
 from nbdist.errors import WorkerError
-from nbdist.run import shutdown
 from nbdist.run.options import Options
+from nbdist.run.recovery import shutdown
 from nbdist.run.start import start_run
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def stopped(run: Run, gate: Path) -> None:
     """Stop a run, open the gate once all workers know, and wait for the end."""
     run.stop()
     run.poll()
-    for info in run._monitor.workers:  # a task processes messages in order
+    for info in run.members.infos:  # a task processes messages in order
         run._monitor._cluster.peer(info.rank).call("run.hello")
     gate.touch()
     run.wait()

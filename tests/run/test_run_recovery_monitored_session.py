@@ -19,9 +19,9 @@ from waiting import until
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, TaskDiedError
 from nbdist.metrics.run_folder import read_run
-from nbdist.run import monitor
 from nbdist.run.options import Options
 from nbdist.run.progress_file import progress_path
+from nbdist.run.recovery import policy
 from nbdist.run.recovery.replacement import Restart
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
@@ -344,7 +344,7 @@ def test_a_session_is_paused_between_two_runs(start: Callable[..., Cluster], tmp
 def test_a_parameter_server_dies_as_a_session_begins(
     start: Callable[..., Cluster], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "SESSION_SECONDS", 10.0)  # for the first message of a worker that is busy
+    monkeypatch.setattr(policy, "SESSION_SECONDS", 10.0)  # for the first message of a worker that is busy
     cluster = start(workers=1, ps=1)
     server = next(info for info in cluster.tasks if info.job == "ps")
     body = BODY.format(steps=200, folder=str(tmp_path))

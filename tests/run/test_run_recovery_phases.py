@@ -19,9 +19,8 @@ from tiers import matrix
 from waiting import until
 
 from nbdist.metrics.run_folder import read_run
-from nbdist.run import monitor
 from nbdist.run.options import Options
-from nbdist.run.recovery import failure_detector
+from nbdist.run.recovery import failure_detector, policy
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 
@@ -143,7 +142,7 @@ def test_the_chief_dies_before_its_first_message(
     cluster: Cluster, tmp_path: Path, training: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client learns from the others that its body was in fit."""
-    monkeypatch.setattr(monitor, "JOINED_SECONDS", 30.0)  # they may begin much later on a busy machine
+    monkeypatch.setattr(policy, "JOINED_SECONDS", 30.0)  # they may begin much later on a busy machine
     over, mark = tmp_path / "over", tmp_path / "failed"
     run = started(cluster, over, training, fail_at("/job:worker/task:0", 2, "starting", mark))
     until(lambda: any(one["step"] is not None for one in read_run(run.id).restarts), during=run)
