@@ -34,14 +34,16 @@ from nbdist.runtime.task import TaskInfo
 from nbdist.train.capabilities import JoinedState, Membership
 from nbdist.train.context import current
 from nbdist.train.replica import Replica, ReplicaLeft, itself
+from nbdist.train.strategy import LoopJoining
 from nbdist.wire.collective.base import Collective
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-class GroupStrategy(WorkerStrategy):
+class GroupStrategy(WorkerStrategy, LoopJoining):
     """A strategy with a group of all replicas of ``world``, by default those of the surrounding run."""
 
+    joining = itself
     purpose: ClassVar[str] = "gradients"
     """What the group is for; part of its name."""
     larger, smaller = " with larger shares", " with smaller shares"
@@ -72,7 +74,7 @@ class GroupStrategy(WorkerStrategy):
             raise TrainingOver
         self.count_replicas()
 
-    def joining(self, digest: str) -> list[int]:
+    def waiting(self, digest: str) -> list[int]:
         """Return the ranks of new processes that can be admitted now, on the first replica."""
         return self.world.joining(current().trainings, digest)
 
@@ -124,7 +126,7 @@ class GroupStrategy(WorkerStrategy):
         for replica in self.replicas:
             replica.close()
             replica.stale, replica.regroups_next, replica.said = True, False, (0, 0)
-        self.shrink(self.joining(LOOPS))
+        self.shrink(self.waiting(LOOPS))
         self._hand_over(give)
 
     def _hand_over(self, give: Callable[[], JoinedState] | None) -> JoinedState | None:
@@ -239,7 +241,7 @@ class GroupReplica(Replica, Membership):
     @property
     def others_wait(self) -> bool:
         """Whether new processes wait to join, as far as the first replica knows."""
-        return self.hooks.position is not None and bool(self._strategy.joining(self._digest))
+        return self.hooks.position is not None and bool(self._strategy.waiting(self._digest))
 
     def say_leaving(self) -> bool:
         """Return whether this replica is to leave, for an exchange that says so."""
@@ -267,7 +269,7 @@ class GroupReplica(Replica, Membership):
         if not self.regroups_next or self._looped:
             return False
         self.regroups_next, self.said = False, (0, 0)
-        self.form_again(admits=self._strategy.joining(self._digest), leaves=self.leaves)
+        self.form_again(admits=self._strategy.waiting(self._digest), leaves=self.leaves)
         return True
 
     @abstractmethod

@@ -288,7 +288,7 @@ class Membership(ABC):
         """
 
     def renew(self) -> None:
-        """Begin to make steps with processes that were admitted to the loop; see `Strategy.admit_to_loop`."""
+        """Begin to make steps with processes that were admitted to the loop; see `LoopJoining`."""
         return
 
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -32,95 +32,14 @@ if TYPE_CHECKING:
     from nbdist.wire.collective.base import Collective
 
 
-class Strategy(ABC):
-    """How replicas are kept together; ``name`` is what a magic's ``--strategy`` takes."""
+class SharedBatches:
+    """What each replica of a strategy gets of the batches of a dataset."""
 
-    name: ClassVar[str]
     num_replicas_in_sync: int = 1
     """Replicas whose gradients make one update together."""
     replica_index: int = 0
-    takes_rows = False
-    """Whether its replicas take the gradients of embedding tables as rows (``replica(tables=)``)."""
-    pulls_rows = False
-    """Whether a replica receives only the rows of a table that it requests (``want``)."""
-    keeps_slots = True
-    """Whether the optimizer's slots are in the replicas' memory, and not on a server."""
-    skips = True
-    """Whether a replica's part of a step can be left out."""
-    continues = False
-    """Whether the state of its trainings can be saved and continued: see ``TrainingStates``."""
-    restored: RestoredState | None = None
-    """What the next replica begins with if the training continues, where servers keep the slots."""
-    enters_training = False
-    """Whether the next replica of a loop takes part in a training that the others have begun."""
-    has_sums = False
-    """Whether a replica has the whole gradient of each update, for ``TrainingHooks.before_update``."""
-    alone = False
-    """Whether there are no other replicas, so that none is waited for."""
-    no_loops: ClassVar[str] = ""
-    """Why loops of one's own cannot be run, if they cannot."""
-    _runner: Runner | None = None
-    """What runs custom loops under this strategy in this process, from its first use on."""
-    _value_group: Collective | None = None
-    """This replica's end of the group for values other than gradients, once it is formed."""
     _pieces: Array | None = None
     """How many examples of the last batch each replica has, where each reads its own data."""
-    compiles_steps = False
-    """Whether it compiles a step with its update as one function: see :meth:`compile_step`."""
-    keeps_values = True
-    """Whether the model ends with this replica's values; of several in one process only one's are kept."""
-
-    @property
-    def family(self) -> str:
-        """Which states it continues: those of the strategies with the same word.
-
-        "synchronous" replicas make steps on shares of the same batches: their states are interchangeable.
-        """
-        return "synchronous"
-
-    @property
-    def in_step(self) -> bool:
-        """Whether all replicas take each step together, so that none is batches ahead of another."""
-        return self.num_replicas_in_sync > 1
-
-    @property
-    def keeps_pace(self) -> bool:
-        """Whether a replica waits for others while it trains, so that one that rests holds them up."""
-        return self.num_replicas_in_sync > 1
-
-    @abstractmethod
-    def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
-        """Begin to train these variables, given with their initial values. Runs on every replica."""
-
-    def begin(self, model: Trainable, optimizer: Optimizer) -> Replica:
-        """Begin to train ``model``; a strategy that builds a graph of its own needs more than variables."""
-        if model.devices_needed > 1 and self.num_replicas_in_sync > 1:
-            raise InvalidArgumentError(
-                f"the model is spread over {model.devices_needed} tasks (stages=, split=) and a replica of "
-                f"strategy {self.name} is on one; use %%distribute --replication in-graph"
-            )
-        tables = tables_of(self, model, optimizer)
-        how = {"tables": tables} if tables else {}
-        replica = self.replica(model.variables, optimizer, **how)
-        if model.devices_needed > 1:
-            replica.notes = [
-                *replica.notes,
-                f"the model has parts for {model.devices_needed} tasks and is on one here; "
-                "%%distribute --replication in-graph spreads them",
-            ]
-        return replica
-
-    def compile_step(self, step: WholeStep) -> Callable[..., tuple[Array, ...]]:
-        """Return the program of a step of a loop of one's own, if the strategy ``compiles_steps``."""
-        raise FailedPreconditionError(f"strategy {self.name} does not compile whole steps")
-
-    def companions(self, context: Context, model: Trainable, optimizer: Optimizer) -> list[Context]:
-        """Return the contexts of further replicas that this process trains at the same time."""
-        return []
-
-    def end(self) -> None:
-        """Release what the replicas of a training share, in any state."""
-        return
 
     def dataset(self, dataset: Dataset, seed: int | None) -> Dataset:
         """Return the dataset as this replica goes through it.
@@ -213,30 +132,22 @@ class Strategy(ABC):
                 "Train with policy DATA, with which they share each batch, or resume from a checkpoint"
             )
 
-    @property
-    def joins_loops(self) -> bool:
-        """Whether this process waits to join the others' loops of one's own."""
-        return False
-
-    def join_loop(self) -> JoinedState | None:
-        """Wait until the others admit this new process to their loops; return where they are.
-
-        None if their loops have ended.
-        """
-        return None
-
-    def admit_to_loop(self, give: Callable[[], JoinedState]) -> None:
-        """Have new processes join a loop of one's own; all replicas call it between the same two steps.
-
-        ``give`` returns the state that the new ones receive. Each replica is renewed before its next step.
-        """
-        return
-
+    @abstractmethod
     def reduce_value(self, array: Array, op: str) -> Array:
         """Return the sum or the mean over all replicas in sync of a value that is no gradient."""
-        return import_module("nbdist.train.custom.replicas").value_group_of(self).all_reduce(array, op)  # type: ignore[no-any-return]
 
-    def scope(self) -> AbstractContextManager[Strategy]:
+
+class LoopCalls(SharedBatches):
+    """What loops of one's own call of a strategy."""
+
+    no_loops: ClassVar[str] = ""
+    """Why loops of one's own cannot be run, if they cannot."""
+    _runner: Runner | None = None
+    """What runs custom loops under this strategy in this process, from its first use on."""
+    _value_group: Collective | None = None
+    """This replica's end of the group for values other than gradients, once it is formed."""
+
+    def scope(self) -> AbstractContextManager[Self]:
         """Make this the strategy of what is made inside a ``with``: variables, models, optimizers."""
         return _custom().scope(self)  # type: ignore[no-any-return]
 
@@ -290,6 +201,10 @@ class Strategy(ABC):
         """Return the sum or the mean of the arrays of all replicas in sync; each calls it."""
         return import_module("nbdist.train.custom.replicas").all_reduce(self, array, op)  # type: ignore[no-any-return]
 
+    def reduce_value(self, array: Array, op: str) -> Array:
+        """Return the sum or the mean over all replicas in sync of a value that is no gradient."""
+        return import_module("nbdist.train.custom.replicas").value_group_of(self).all_reduce(array, op)  # type: ignore[no-any-return]
+
     def form_value_group(self) -> Collective:
         """Form a group of all replicas in sync for values other than gradients; return this end of it."""
         return import_module("nbdist.train.custom.replicas").common_group(self)  # type: ignore[no-any-return]
@@ -297,6 +212,121 @@ class Strategy(ABC):
 
 def _custom() -> Any:
     return import_module("nbdist.train.custom.api")  # which imports this module
+
+
+class LoopJoining(ABC):
+    """New processes join loops of one's own that the others have begun."""
+
+    enters_training = False
+    """Whether the next replica takes part in a training that the others have begun."""
+
+    @property
+    @abstractmethod
+    def joins_loops(self) -> bool:
+        """Whether this process waits to join the others' loops of one's own."""
+
+    @abstractmethod
+    def join_loop(self) -> JoinedState | None:
+        """Wait until the others admit this new process to their loops; return where they are.
+
+        None if their loops have ended.
+        """
+
+    @abstractmethod
+    def admit_to_loop(self, give: Callable[[], JoinedState]) -> None:
+        """Have new processes join a loop of one's own; all replicas call it between the same two steps.
+
+        ``give`` returns the state that the new ones receive. Each replica is renewed before its next step.
+        """
+
+
+class StepCompiler(ABC):
+    """A step of a loop of one's own is compiled with its update as one function."""
+
+    @abstractmethod
+    def compile_step(self, step: WholeStep) -> Callable[..., tuple[Array, ...]]:
+        """Return the program of a step; the strategy places the arrays that it is fed."""
+
+
+class Strategy(LoopCalls, ABC):
+    """How replicas are kept together.
+
+    A strategy has a ``name`` and the method ``replica``. The methods of its bases share batches among the
+    replicas and run loops; what is said below of its replicas may differ from what holds for most.
+    """
+
+    name: ClassVar[str]
+    """What a magic's ``--strategy`` takes."""
+    takes_rows = False
+    """Whether its replicas take the gradients of embedding tables as rows (``replica(tables=)``)."""
+    pulls_rows = False
+    """Whether a replica receives only the rows of a table that it requests (``want``)."""
+    keeps_slots = True
+    """Whether the optimizer's slots are in the replicas' memory, and not on a server."""
+    skips = True
+    """Whether a replica's part of a step can be left out."""
+    continues = False
+    """Whether the state of its trainings can be saved and continued: see ``TrainingStates``."""
+    restored: RestoredState | None = None
+    """What the next replica begins with if the training continues, where servers keep the slots."""
+    has_sums = False
+    """Whether a replica has the whole gradient of each update, for ``TrainingHooks.before_update``."""
+    alone = False
+    """Whether there are no other replicas, so that none is waited for."""
+    keeps_values = True
+    """Whether the model ends with this replica's values; of several in one process only one's are kept."""
+    joining: LoopJoining | None = None
+    """Has new processes join loops of one's own; None: it cannot."""
+    compiler: StepCompiler | None = None
+    """Compiles steps of loops of one's own; None: its replicas' programs do."""
+
+    @property
+    def family(self) -> str:
+        """Which states it continues: those of the strategies with the same word.
+
+        "synchronous" replicas make steps on shares of the same batches: their states are interchangeable.
+        """
+        return "synchronous"
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all replicas take each step together, so that none is batches ahead of another."""
+        return self.num_replicas_in_sync > 1
+
+    @property
+    def keeps_pace(self) -> bool:
+        """Whether a replica waits for others while it trains, so that one that rests holds them up."""
+        return self.num_replicas_in_sync > 1
+
+    @abstractmethod
+    def replica(self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer) -> Replica:
+        """Begin to train these variables, given with their initial values. Runs on every replica."""
+
+    def begin(self, model: Trainable, optimizer: Optimizer) -> Replica:
+        """Begin to train ``model``; a strategy that builds a graph of its own needs more than variables."""
+        if model.devices_needed > 1 and self.num_replicas_in_sync > 1:
+            raise InvalidArgumentError(
+                f"the model is spread over {model.devices_needed} tasks (stages=, split=) and a replica of "
+                f"strategy {self.name} is on one; use %%distribute --replication in-graph"
+            )
+        tables = tables_of(self, model, optimizer)
+        how = {"tables": tables} if tables else {}
+        replica = self.replica(model.variables, optimizer, **how)
+        if model.devices_needed > 1:
+            replica.notes = [
+                *replica.notes,
+                f"the model has parts for {model.devices_needed} tasks and is on one here; "
+                "%%distribute --replication in-graph spreads them",
+            ]
+        return replica
+
+    def companions(self, context: Context, model: Trainable, optimizer: Optimizer) -> list[Context]:
+        """Return the contexts of further replicas that this process trains at the same time."""
+        return []
+
+    def end(self) -> None:
+        """Release what the replicas of a training share, in any state."""
+        return
 
 
 def tables_of(strategy: Strategy, model: Trainable, optimizer: Optimizer) -> tuple[int, ...]:

@@ -24,8 +24,8 @@ from nbdist.graph.backend import Array
 from nbdist.optim import Optimizer
 from nbdist.optim.precision import unscaled
 from nbdist.train.options import option, rows, whole
-from nbdist.train.replica import Replica
-from nbdist.train.strategy import Strategy
+from nbdist.train.replica import Replica, itself
+from nbdist.train.strategy import StepCompiler, Strategy
 from nbdist.train.trainable import Parts, Trainable, WholeStep
 
 
@@ -42,7 +42,7 @@ class TPUOptions:
     )
 
 
-class TPUStrategy(Strategy):
+class TPUStrategy(Strategy, StepCompiler):
     """Train on all devices of JAX in this process with one program, which XLA partitions.
 
     Runs on one worker, or in any process. Devices are opened when a training begins: TPUs if the process has
@@ -65,7 +65,7 @@ class TPUStrategy(Strategy):
     name = "tpu"
     alone = True
     continues = True
-    compiles_steps = True
+    compiler = itself
 
     def __init__(
         self,

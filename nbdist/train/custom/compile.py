@@ -55,8 +55,8 @@ def program_of(
     Each replica of a strategy wraps the program, one inside the other if there are several: it may need a
     call as soon as a gradient is complete.
     """
-    if variables.strategy.compiles_steps:
-        return variables.strategy.compile_step(_whole_step(variables, made, local, shapes, trained))
+    if (compiler := variables.strategy.compiler) is not None:
+        return compiler.compile_step(_whole_step(variables, made, local, shapes, trained))
     values: dict[Variable, Array] = {}
     written: dict[Tensor, Callable[[], object]] = {}
 

@@ -44,7 +44,7 @@ class LocalReplica:
 
     def __init__(self, context: Context, index: int) -> None:
         self.context, self.index = context, index
-        self.xp = np if context.strategy.compiles_steps else backend(context.device)
+        self.xp = np if context.strategy.compiler is not None else backend(context.device)
         """The backend of what a step is fed; a strategy that compiles steps places arrays itself."""
         self.arrays: dict[Variable, Array] = {}
         self.programs: dict[Any, Any] = {}

@@ -84,8 +84,8 @@ def state(**values: Any) -> SavedValues:
 
 def load(context: Context) -> None:
     """Continue the state of a loop, once the trainings before it are made."""
-    states, loop = context.states, context.loop
-    if states is None or loop.restored is not None or context.strategy.joins_loops:
+    states, loop, joining = context.states, context.loop, context.strategy.joining
+    if states is None or loop.restored is not None or (joining is not None and joining.joins_loops):
         return
     found = states.find_loop(context.trainings)
     if found is None:
@@ -115,9 +115,10 @@ def join(context: Context, has_to: bool = True) -> None:
     If their loops have ended, raises FailedPreconditionError where it ``has_to`` join one; else it may still
     join them in a ``fit``.
     """
-    if not context.strategy.joins_loops:
+    joining = context.strategy.joining
+    if joining is None or not joining.joins_loops:
         return
-    joined = context.strategy.join_loop()
+    joined = joining.join_loop()
     if joined is None and not has_to:
         return
     if joined is None:
@@ -322,13 +323,18 @@ class RestoredLoop:
         if group.given_rate == saved["given_rate"]:
             group.optimizer.learning_rate = saved["rate"]
         if self.joins:
-            self._owner.strategy.enters_training = True
+            self._enter(True)
             return
         self._owner.strategy.restored = RestoredState(self._slots_of(saved), saved["updates"])
 
+    def _enter(self, enters: bool) -> None:
+        if self._owner.strategy.joining is not None:
+            self._owner.strategy.joining.enters_training = enters
+
     def resume(self, group: VariableGroup) -> int:
         """Give the slots to the replicas of a group; return the updates that they continue after."""
-        self._owner.strategy.restored, self._owner.strategy.enters_training = None, False
+        self._owner.strategy.restored = None
+        self._enter(False)
         saved = self._groups.pop(self._names(group), None)
         if saved is None:
             return 0

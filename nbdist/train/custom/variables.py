@@ -186,7 +186,8 @@ class StrategyVariables:
         """Have new processes join before the next step, if the replicas have agreed on it in the last one."""
         training = [group.own.membership for group in self.groups if group.own is not None and group.replicas]
         if any(membership is not None and membership.regroups_next for membership in training):
-            self.strategy.admit_to_loop(lambda: joined_state(self.context))
+            if self.strategy.joining is not None:
+                self.strategy.joining.admit_to_loop(lambda: joined_state(self.context))
             for group in self.groups:
                 group.stepped = False  # the new processes do not end what was stepped without them
 
