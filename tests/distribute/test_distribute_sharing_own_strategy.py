@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nbdist.distribute import Strategy
 from nbdist.optim import SGD
 from nbdist.testing import StrategyContract, thread_world
 from nbdist.testing.strategy import World, alone, assert_alike, everywhere, fitted
@@ -63,3 +65,9 @@ def test_workers_differ_between_two_means() -> None:
         return seen
 
     assert everywhere(world, body) == [[-2, -4, -9], [-4, -8, -9]]
+
+
+def test_a_strategy_has_one_method_to_write_and_three_to_change() -> None:
+    found = {name for name, one in vars(Strategy).items() if inspect.isfunction(one) and name[0] != "_"}
+    assert found == {"replica", "begin", "companions", "end"}
+    assert Strategy.__abstractmethods__ == {"replica"}
