@@ -94,7 +94,7 @@ def write_tensors(path: Path, tensors: Tensors, texts: Mapping[str, str]) -> Non
     _check_names(tensors, texts)
     held = {name: one if isinstance(one, RawTensor) else to_host(one) for name, one in tensors.items()}
     sums = {
-        "tensors": {name: _crc(array) for name, array in held.items()},
+        "tensors": {name: crc_of(array) for name, array in held.items()},
         "texts": {name: zlib.crc32(text.encode()) for name, text in texts.items()},
     }
     with path.open("wb") as file:
@@ -191,8 +191,8 @@ def _chunks(tensor: Array | RawTensor, buffer: Array | None = None) -> Iterator[
         yield chunk.data
 
 
-def _crc(tensor: Array | RawTensor) -> int:
-    total = 0
+def crc_of(tensor: Array | RawTensor, total: int = 0) -> int:
+    """Return the CRC-32 of a tensor's bytes, which continues ``total``."""
     for chunk in _chunks(tensor):
         total = zlib.crc32(chunk, total)
     return total

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nbdist.checkpoint.manager import state_files
 from nbdist.errors import NbdistError, TaskDiedError
 from nbdist.metrics.store import RunStore
 from nbdist.run.body_error import Hint
@@ -20,7 +21,6 @@ from nbdist.run.recovery.server_recovery import Replaced
 from nbdist.run.recovery.shutdown import Escalation
 from nbdist.run.task.reporting import Displayed
 from nbdist.runtime.task import TaskInfo
-from nbdist.train.state_writer import state_files
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nbdist.checkpoint.manager import parse_interval
 from nbdist.distribute.elastic import ElasticOptions
 from nbdist.distribute.parameter_server import ServerOptions, require_standbys
 from nbdist.distribute.registry import STRATEGIES, default_strategy, names_of, owners
@@ -24,7 +25,6 @@ from nbdist.optim.precision import BFLOAT16
 from nbdist.run.replication import DATA, REPLICATIONS, Replication
 from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.train.options import RunOption, TrainingOptions, option, rows, whole
-from nbdist.train.state_writer import parse_interval
 from nbdist.wire.collective.registry import COLLECTIVES
 
 HELPERS = {

@@ -1,6 +1,6 @@
 """What a run leaves in its folder so that it can be resumed: the states of its trainings, and its body.
 
-    state-0001-000000000120.safetensors     see nbdist.train.state_writer; written by the chief
+    state-0001-000000000120.safetensors     see nbdist.checkpoint.manager; written by the chief
     body.bin (0600)                         source text and inputs of the body; written by the client
     body.txt                                instead of it: why the body could not be recorded
 
@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+from nbdist.checkpoint.manager import state_files
 from nbdist.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -41,7 +42,6 @@ from nbdist.run.options import Options
 from nbdist.run.outcome import decode, encode, pack, unpack
 from nbdist.run.record import ACTIVE, RunRecord
 from nbdist.runtime.task import TaskInfo
-from nbdist.train.state_writer import state_files
 
 LONGEST_WHY = 1000  # characters
 LARGEST_BODY = 1 << 30  # bytes of the record

@@ -5,7 +5,7 @@
 
 The file is a model's (``nb.nn.load`` reads it) and also has the optimizer's slots, and as JSON in the header
 all that is not an array. It is written under a temporary name and renamed. A run with ``--checkpoint-every``
-also writes states while it trains: see `nbdist.train.state_writer`.
+also writes states while it trains: see `nbdist.checkpoint.manager`.
 """
 
 from __future__ import annotations
@@ -13,48 +13,52 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-import numpy as np
-
-from nbdist.checkpoint.tensor_file import TensorFile, write_tensors
+from nbdist.checkpoint.manager import CHECK, CheckpointManager, Interval, Snapshot, checksum, not_written
+from nbdist.checkpoint.tensor_file import TensorFile
 from nbdist.data import Dataset
 from nbdist.data.meter import Meter
 from nbdist.data.steps import comparable
-from nbdist.draft import draft_of
-from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
-from nbdist.graph.backend import Array, to_host
+from nbdist.errors import AbortedError, DataLossError, InvalidArgumentError, NotFoundError
+from nbdist.graph.backend import Array
 from nbdist.optim import Optimizer
+from nbdist.runtime.ps.client import StepStopped
 from nbdist.train.strategy import Strategy
 
-if TYPE_CHECKING:
-    from nbdist.train.state_writer import StateWriter
-
-MODEL, STATE, CHECK = "nbdist", "nbdist.training", "nbdist.check"
+MODEL, STATE = "nbdist", "nbdist.training"
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """A state that was read, with its arrays; ``mark`` identifies it."""
+    """A state with its arrays; ``mark`` identifies one that was read."""
 
     state: State
-    arrays: list[Array]
-    slots: list[dict[str, Array]]
-    mark: int
+    arrays: Sequence[Array]
+    slots: Sequence[dict[str, Array]] = ()
+    model: dict[str, Any] = field(default_factory=dict)
+    """The model's settings, with which `nbdist.nn.load` reads the file."""
+    mark: int = 0
+
+    def snapshot(self) -> Snapshot:
+        """Return what a file has of it; see :func:`read_saved`."""
+        tensors = {f"{i:04d}": array for i, array in enumerate(self.arrays)}
+        for i, one in enumerate(self.slots):
+            tensors |= {f"slot.{name}.{i:04d}": array for name, array in one.items()}
+        return Snapshot({MODEL: json.dumps(self.model), STATE: json.dumps(self.state.to_config())}, tensors)
 
 
-class TrainingStates:
+class TrainingStates(CheckpointManager):
     """The files of a run's training states: those to write, and the one to continue; ``context.states``.
 
     Each ``fit`` of the run writes its state to ``write`` when it ends: after its epochs, because it was asked
     to stop between two steps, or because a callback has ended it. Not when it fails, nor after one that was
     stopped. The chief writes, into a folder that is there. A failure to write is printed once, and is in
-    ``error``; training continues. With a ``writer`` the states of a ``fit`` go there instead, at its interval
-    and at the end.
+    ``error``; training continues. With an ``interval`` the states of a ``fit`` also go to ``folder``, at the
+    interval and at the end.
 
     ``read`` is such a file, or several of one run, the newest first: a damaged one is left for the next, and
     ``fallbacks`` has the reason. The training of the run that has its number continues it: its losses,
@@ -76,31 +80,17 @@ class TrainingStates:
 
     def __init__(
         self,
+        folder: Path | None = None,
+        interval: Interval | None = None,
+        *,
         write: Path | None = None,
         read: Path | Sequence[Path] | None = None,
-        *,
-        writer: StateWriter | None = None,
     ) -> None:
-        self.write, self.writer = None if write is None else Path(write), writer
-        found = [] if read is None else [read] if isinstance(read, (str, Path)) else read
-        self._candidates = [Path(one) for one in found]
-        self.fallbacks: list[str] = []
-        """Why states were left for those before them."""
-        self.error: str | None = None
-        """Why the last training that has ended left no state."""
-        self.continued: int | None = None
-        """The number of the training that has continued from ``read``, once it has begun."""
-        self.written = False
-        """Whether ``write`` is a state that this run has left."""
+        super().__init__(folder, interval, write=write, read=read)
         self.cut = False
         """Whether a training was cut short: later ones of the run leave no state."""
         self._chosen: State | None = None
         self._choosing = threading.Lock()  # replicas of one process are threads
-
-    @property
-    def read(self) -> Path | None:
-        """The state to continue from, if there is one."""
-        return self._candidates[0] if self._candidates else None
 
     @property
     def awaited(self) -> int:
@@ -112,77 +102,49 @@ class TrainingStates:
 
         Raises NotFoundError if there is no file, DataLossError if all of them are damaged or foreign.
         """
-        if self.read is None:
-            return None
-        saved: SavedState | None = None
-        with self._choosing:
-            if self._chosen is None:  # all of it is checked at once: a later training could not go back
-                saved = self._choose()
-                self._chosen = saved.state
-        if self._chosen.loop is not None or self._chosen.training != training:
-            return None
-        return saved or read_saved(self.read)
+        return self._find(lambda state: state.loop is None and state.training == training)
 
     def find_loop(self, trainings: int) -> SavedState | None:
         """Return the state of a loop of one's own, to continue after so many trainings, if there is one.
 
         Raises as `find` does.
         """
+        return self._find(lambda state: state.loop is not None and state.loop["fits"] == trainings)
+
+    def _find(self, is_wanted: Callable[[State], bool]) -> SavedState | None:
+        """Return the state to continue from if it is the wanted one; all files are checked the first time."""
         if self.read is None:
             return None
+        saved: SavedState | None = None
         with self._choosing:
-            if self._chosen is None:
-                self._chosen = self._choose().state
-        loop = self._chosen.loop
-        return read_saved(self.read) if loop is not None and loop["fits"] == trainings else None
-
-    def _choose(self) -> SavedState:
-        """Return the newest state that is whole, and drop those that are not."""
-        while True:
-            try:
-                return read_saved(self._candidates[0])
-            except (DataLossError, NotFoundError) as error:
-                if len(self._candidates) == 1:
-                    raise
-                damaged, older, *_ = self._candidates
-                self.fallbacks.append(f"{error}. Instead of {damaged.name}, training continues {older.name}")
-                del self._candidates[0]
+            if self._chosen is None:  # all of it is checked at once: a later training could not go back
+                saved = self.load(read_saved)
+                self._chosen = saved.state
+        return (saved or read_saved(self.read)) if is_wanted(self._chosen) else None
 
     @property
     def values(self) -> dict[str, Any] | None:
         """What `nbdist.train.state` had in the state that is continued, where that is of no loop."""
         return None if self._chosen is None or self._chosen.loop is not None else self._chosen.values
 
-    @property
-    def newest(self) -> Path | None:
-        """The state that a later run continues, if there is one."""
-        return self.write if self.written else self.read
+    def leave(self, training: int, step: int, now: Callable[[], SavedState]) -> None:
+        """Write the state at the end of a training; a failure ends nothing."""
+        try:
+            self.keep(now().snapshot())
+        except Exception as error:  # a full disk, say: what was trained is as good as before
+            self.fail(not_written(training, step, self.target, error))
 
-    def fail(self, reason: str) -> None:
-        """Record why there is no state; print it the first time."""
-        if self.error is None:
-            print(reason)
-        self.error = reason
+    def save_now(self, training: int, step: int, now: Callable[[], SavedState]) -> None:
+        """Have the state written as it is ``now``; a failure ends nothing.
 
-
-def write_state(
-    path: Path,
-    state: State,
-    model: dict[str, Any],
-    arrays: Sequence[Array],
-    slots: Sequence[dict[str, Array]],
-    durable: bool = False,
-) -> None:
-    """Write a state and a model's settings to a file of mode 0600, by way of a draft.
-
-    With ``durable`` it returns once the file and its name would survive a loss of power.
-    """
-    tensors = {f"{i:04d}": array for i, array in enumerate(arrays)}
-    tensors |= {f"slot.{name}.{i:04d}": array for i, one in enumerate(slots) for name, array in one.items()}
-    tensors = {name: np.asarray(to_host(array), order="C") for name, array in tensors.items()}
-    texts = {MODEL: json.dumps(model), STATE: json.dumps(state.to_config())}
-    with draft_of(path, private=True, durable=durable) as draft:
-        write_tensors(draft, tensors, {**texts, CHECK: str(checksum(texts, tensors))})
+        Raises StepStopped if the last step is never made, AbortedError if the run was aborted.
+        """
+        try:
+            self.save(training, step, now().snapshot())
+        except (StepStopped, AbortedError):
+            raise
+        except Exception as error:  # no memory for the copy, say
+            self.fail(not_written(training, step, self.folder, error))
 
 
 def read_saved(path: Path) -> SavedState:
@@ -194,17 +156,8 @@ def read_saved(path: Path) -> SavedState:
         if not name.isdigit():
             _, slot, number = name.split(".")
             slots.setdefault(int(number), {})[slot] = array
-    return SavedState(
-        state, arrays, [slots.get(i, {}) for i in range(max(slots, default=-1) + 1)], checksum(texts, tensors)
-    )
-
-
-def checksum(texts: Mapping[str, str], tensors: Mapping[str, Array]) -> int:
-    """Return a number that a flipped bit changes."""
-    found = zlib.crc32(texts[STATE].encode(), zlib.crc32(texts[MODEL].encode()))
-    for _, array in sorted(tensors.items()):
-        found = zlib.crc32(array.data, found)
-    return found
+    by_array = [slots.get(i, {}) for i in range(max(slots, default=-1) + 1)]
+    return SavedState(state, arrays, by_array, json.loads(texts[MODEL]), int(texts[CHECK]))
 
 
 def _read(path: Path) -> tuple[State, dict[str, str], dict[str, Array]]:

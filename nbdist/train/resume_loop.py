@@ -20,9 +20,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from nbdist.checkpoint.manager import state_files, whole
 from nbdist.data import Dataset
 from nbdist.data.steps import unseeded
-from nbdist.errors import AbortedError, DataLossError, InvalidArgumentError, NotFoundError
+from nbdist.errors import InvalidArgumentError
 from nbdist.optim import Optimizer
 from nbdist.runtime.ps.client import StepStopped
 from nbdist.train.callbacks import History
@@ -38,9 +39,7 @@ from nbdist.train.resume import (
     read_saved,
     require_same,
     settings_of,
-    write_state,
 )
-from nbdist.train.state_writer import StateWriter, state_files
 from nbdist.train.trainable import Trainable
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -93,7 +92,7 @@ class ResumeAdapter:
                     f"strategy {strategy.name} cannot continue a training from {states.read}: train anew, "
                     "without it, or between-graph"
                 )
-            if states.writer is not None and not strategy.continues:
+            if states.saves and not strategy.continues:
                 raise InvalidArgumentError(
                     f"strategy {strategy.name} cannot save the state of a training: drop --checkpoint-every"
                 )
@@ -194,8 +193,6 @@ class ResumeAdapter:
         over = epochs is not None and self._place.epoch >= epochs
         if over:
             progress.total = step
-        if context.states is not None:
-            context.states.continued = state.training
         if context.is_chief:
             at = "" if as_given or isnan(rate) else f", at learning rate {rate:g}"
             then, now = self._replicas
@@ -217,20 +214,16 @@ class ResumeAdapter:
         Every replica that sees the folder can read it. A damaged one is left for the one before it.
         """
         states = self._context.states
-        if states is None or states.writer is None:
+        if states is None or states.folder is None:
             return None
-        for path in state_files(states.writer.folder):
-            try:
-                found = read_saved(path)
-            except (DataLossError, NotFoundError):
-                continue
+        for _, found in whole(state_files(states.folder), read_saved, lambda path, error: None):
             if found.state.training == self._context.trainings and found.state.loop is None:
                 return RestoredState(found.slots, found.state.updates)
         return None
 
     def joined_state(self, replica: Replica, history: History, cursor: DataCursor) -> JoinedState:
         """Return what a process that joins the training between two steps has to know."""
-        state, _, _, _ = self._now(replica, history, cursor)
+        state = self._now(replica, history, cursor).state
         arrays = self._model.all_arrays(replica.values)
         return JoinedState(state.to_config(), self._besides(arrays, replica.values))
 
@@ -266,19 +259,18 @@ class ResumeAdapter:
         it took, and raises StepStopped if the last step is never made, because others have stopped before it.
         """
         states = self._context.states
-        if states is None or states.writer is None or not self.leaves:
+        if states is None or not states.saves or not self.leaves:
             return None
-        writer = states.writer
         progress = self._context.progress
-        writer.begin(progress.step)
+        states.begin(progress.step)
 
         def save() -> float:
-            if not self._context.is_chief or not writer.is_due(progress.step):  # another may become the chief
+            if not self._context.is_chief or not states.is_due(progress.step):  # another may become the chief
                 return 0.0
             if replica.state is not None and not replica.state.ask_state():
                 return 0.0
             began = time.perf_counter()
-            self._write(writer, replica, history, cursor())
+            states.save_now(*self._moment, lambda: self._now(replica, history, cursor()))
             if self._context.step_log is not None:
                 self._context.step_log.note("compute", "state", began, time.perf_counter())
             return time.perf_counter() - began
@@ -308,45 +300,29 @@ class ResumeAdapter:
         states.cut = states.cut or self._stopped_before or (cut_short and not history.stop_training)
         if not leaves:
             return
-        if states.writer is not None:
+        if states.saves:
             with contextlib.suppress(StepStopped):  # others have left before its last step: an older state
-                self._write(states.writer, replica, history, cursor)
-            states.writer.finish()
-        if states.write is None:
+                states.save_now(*self._moment, lambda: self._now(replica, history, cursor))
+            states.finish()
+        if states.target is None:
             return
         if not strategy.continues:
             states.error = f"strategy {strategy.name} leaves no state from which a training can be continued"
             return
-        try:
-            write_state(states.write, *self._now(replica, history, cursor))
-            states.error, states.written = None, True
-        except Exception as error:  # a full disk, say: what was trained is as good as before
-            states.fail(self._not_written(states.write, error))
+        states.leave(*self._moment, lambda: self._now(replica, history, cursor))
 
-    def _write(self, writer: StateWriter, replica: Replica, history: History, cursor: DataCursor) -> None:
-        """Have the writer save the state as it is now; a failure ends nothing."""
-        try:
-            writer.write(*self._now(replica, history, cursor))
-        except (StepStopped, AbortedError):
-            raise
-        except Exception as error:  # no memory for the copy, say
-            writer.fail(self._not_written(writer.folder, error))
+    @property
+    def _moment(self) -> tuple[int, int]:
+        """The number of the training, and of its last step."""
+        return self._context.trainings, self._context.progress.step
 
-    def _now(
-        self, replica: Replica, history: History, cursor: DataCursor
-    ) -> tuple[State, dict[str, Any], list[Any], list[dict[str, Any]]]:
-        """Return the state as it is now: plain values, the model's settings, its arrays, its slots."""
+    def _now(self, replica: Replica, history: History, cursor: DataCursor) -> SavedState:
+        """Return the state as it is now."""
         config, found = self._config(), continuing(replica).read_state()
         arrays = self._model.all_arrays(found.values)
         made_with = self._made_with(config, arrays)
         state = self._state(replica, found, history, cursor, made_with)
-        return state, config, arrays, list(found.slots)
-
-    def _not_written(self, path: object, error: Exception) -> str:
-        return (
-            f"the state of training {self._context.trainings}, step {self._context.progress.step}, could not "
-            f"be written to {path}: {type(error).__name__}: {error}; it cannot be continued"
-        )
+        return SavedState(state, arrays, found.slots, config)
 
     def _state(
         self,

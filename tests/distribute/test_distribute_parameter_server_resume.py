@@ -14,6 +14,7 @@ from test_distribute_all_reduce_contract import context
 from tiers import matrix
 
 from nbdist import nn, train
+from nbdist.checkpoint.manager import parse_interval, state_files
 from nbdist.data import Dataset
 from nbdist.distribute import (
     CentralStorageStrategy,
@@ -30,7 +31,6 @@ from nbdist.train.callbacks import Callback
 from nbdist.train.context import Context, current, use_here
 from nbdist.train.custom.api import end_loops
 from nbdist.train.resume import DataCursor, TrainingStates, read_saved
-from nbdist.train.state_writer import StateWriter, parse_interval, state_files
 
 
 def workers(size: int, write: Path, read: Path | None) -> World:
@@ -153,7 +153,7 @@ class Interrupted(BaseException):
     """Stands for the end of all processes, at the end of an epoch."""
 
 
-class PatientWriter(StateWriter):
+class PatientStates(TrainingStates):
     """Writes each state that is due before the next step."""
 
     def is_due(self, step: int) -> bool:
@@ -187,8 +187,8 @@ def served(
 
     def body(replica: int) -> Any:
         here = current()
-        writer = PatientWriter(folder, parse_interval(1)) if here.is_chief else None
-        here.states = TrainingStates(read=state_files(read) if read else None, writer=writer)
+        interval = parse_interval(1) if here.is_chief else None
+        here.states = PatientStates(folder, interval, read=state_files(read) if read else None)
         made = make()
         made.compile(optimizer(), metrics=["accuracy"])
         x, y = points(60)
@@ -218,8 +218,7 @@ def served(
 
 def wait_for_the_disk(chief: Context) -> None:
     assert chief.states is not None
-    assert chief.states.writer is not None
-    chief.states.writer._wait()
+    chief.states._wait()
 
 
 @pytest.mark.parametrize(
@@ -285,8 +284,8 @@ def test_tables_on_servers_continue_with_their_slots(tmp_path: Path) -> None:
 
         def body(replica: int) -> Any:
             here = current()
-            writer = PatientWriter(folder, parse_interval(1)) if here.is_chief else None
-            here.states = TrainingStates(read=state_files(read) if read else None, writer=writer)
+            interval = parse_interval(1) if here.is_chief else None
+            here.states = PatientStates(folder, interval, read=state_files(read) if read else None)
             made = make()
             made.compile(Adam(0.02), "sparse_categorical_crossentropy")
             x = np.random.default_rng(0).integers(0, 30, (60, 3))
@@ -367,8 +366,8 @@ def copies(
     world = []
     for i, place in enumerate(worlds(size)):
         strategy = make(place)
-        writer = PatientWriter(folder, parse_interval(1)) if i == 0 else None
-        states = TrainingStates(read=state_files(read) if read else None, writer=writer)
+        interval = parse_interval(1) if i == 0 else None
+        states = PatientStates(folder, interval, read=state_files(read) if read else None)
         world.append((context(strategy, place, is_chief=i == 0, states=states), strategy))
 
     def body(strategy: Strategy, here: Context) -> Any:
@@ -415,8 +414,7 @@ def test_central_threads_continue_bit_for_bit(tmp_path: Path) -> None:
     def run(folder: Path, read: Path | None, dies: bool) -> Any:
         folder.mkdir()
         strategy = CentralStorageStrategy(["CPU:0", "CPU:0"])
-        writer = PatientWriter(folder, parse_interval(1))
-        states = TrainingStates(read=state_files(read) if read else None, writer=writer)
+        states = PatientStates(folder, parse_interval(1), read=state_files(read) if read else None)
         here = Context(strategy=strategy, seed=5, quiet=True, states=states)
         try:
             with use_here(here):
@@ -443,8 +441,8 @@ def looped(replicas: int, folder: Path, read: Path | None, dies: int | None, **o
 
     def body(replica: int) -> Any:
         here = current()
-        writer = PatientWriter(folder, parse_interval(1)) if here.is_chief else None
-        here.states = TrainingStates(read=state_files(read) if read else None, writer=writer)
+        interval = parse_interval(1) if here.is_chief else None
+        here.states = PatientStates(folder, interval, read=state_files(read) if read else None)
         strategy = here.strategy
         with strategy.scope():
             made = Sequential([Dense(5, "tanh"), Dense(3, "softmax")], seed=2)

@@ -13,9 +13,10 @@ from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_distribute_all_reduce_contract import multi_worker, sharded, small_units
-from test_distribute_parameter_server_resume import PatientWriter, copies
+from test_distribute_parameter_server_resume import PatientStates, copies
 from tiers import matrix
 
+from nbdist.checkpoint.manager import parse_interval, state_files
 from nbdist.data import Dataset
 from nbdist.distribute import MultiWorkerMirroredStrategy, ShardedStrategy, Strategy, all_reduce
 from nbdist.distribute.gathers import ParameterGathers
@@ -39,8 +40,7 @@ from nbdist.train import epochs
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import Context
 from nbdist.train.custom.api import end_loops
-from nbdist.train.resume import TrainingStates, read_saved
-from nbdist.train.state_writer import parse_interval, state_files
+from nbdist.train.resume import read_saved
 from nbdist.train.trainable import ParameterReads
 from nbdist.wire.collective import buckets
 from nbdist.wire.collective.base import Collective
@@ -152,8 +152,8 @@ def looped(size: int, folder: Path, read: Path | None, dies: int | None) -> list
     world = sharded(size)
 
     def body(strategy: Strategy, here: Context) -> Any:
-        writer = PatientWriter(folder, parse_interval(2)) if here.is_chief else None
-        here.states = TrainingStates(read=state_files(read) if read else None, writer=writer)
+        interval = parse_interval(2) if here.is_chief else None
+        here.states = PatientStates(folder, interval, read=state_files(read) if read else None)
         with strategy.scope():
             made, optimizer = model(), Adam(0.02)
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import nbdist as nb
+from nbdist.checkpoint.manager import parse_interval, state_files
 from nbdist.data import Dataset
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.train.context import Context, use_here
@@ -23,7 +24,6 @@ from nbdist.train.one_device import OneDeviceReplica, OneDeviceStrategy
 from nbdist.train.options import TrainingOptions
 from nbdist.train.replica import RetryStep
 from nbdist.train.resume import TrainingStates, read_saved
-from nbdist.train.state_writer import StateWriter, parse_interval, state_files
 
 X = np.random.default_rng(0).random((40, 4), np.float32)
 STEPS = 5  # of a pass
@@ -34,7 +34,7 @@ class Killed(BaseException):
 
 
 def saving(folder: Path, every: int = 3) -> TrainingStates:
-    return TrainingStates(writer=StateWriter(folder, parse_interval(every)))
+    return TrainingStates(folder, parse_interval(every))
 
 
 def newest(folder: Path) -> Any:
@@ -68,8 +68,8 @@ class Torch:
                     self._loop(None, 0, 1, range)
                 return self._loop(dies and dies - self.steps, stepped, accumulate, epochs)
             finally:
-                if states is not None and states.writer is not None:
-                    states.writer.finish()  # what was handed to its thread is written
+                if states is not None:
+                    states.finish()  # what was handed to its thread is written
 
     def _loop(self, dies: int | None, stepped: int, accumulate: int, epochs: Any) -> np.ndarray[Any, Any]:
         torch.manual_seed(0)

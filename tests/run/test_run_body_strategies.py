@@ -16,13 +16,13 @@ from recording_view import RecordingView
 from tiers import exhaustive, matrix
 from waiting import limit, until
 
+from nbdist.checkpoint.manager import state_files
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, TaskDiedError, WorkerError
 from nbdist.run.options import Options
 from nbdist.run.recovery import shutdown
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
-from nbdist.train.state_writer import state_files
 from nbdist.ui.display.run import summary_of
 
 pytestmark = pytest.mark.engines

@@ -16,6 +16,7 @@ from recording_view import RecordingView
 from tiers import matrix
 from waiting import until
 
+from nbdist.checkpoint.manager import state_files
 from nbdist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -30,7 +31,6 @@ from nbdist.run.history import runs
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import resume_run, start_run
-from nbdist.train.state_writer import state_files
 from nbdist.ui.api import attach, launch
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from test_run_server_recovery import kill, pid_of
 from tiers import matrix
 from waiting import until
 
+from nbdist.checkpoint.manager import state_files
 from nbdist.metrics.run_folder import read_run
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
-from nbdist.train.state_writer import state_files
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster

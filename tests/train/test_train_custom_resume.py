@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tiers import matrix
 
+from nbdist.checkpoint.manager import parse_interval, state_files
 from nbdist.data import Dataset
 from nbdist.distribute import MirroredStrategy
 from nbdist.errors import InvalidArgumentError
@@ -24,7 +25,6 @@ from nbdist.train.context import Context, current, get_strategy, use
 from nbdist.train.custom.api import end_loops
 from nbdist.train.one_device import OneDeviceStrategy
 from nbdist.train.resume import TrainingStates, read_saved
-from nbdist.train.state_writer import StateWriter, parse_interval, state_files
 from nbdist.train.strategy import Strategy
 
 ROWS = 40
@@ -36,7 +36,7 @@ class Killed(BaseException):
     """Stands for the end of the process: no code of the loop handles it."""
 
 
-class PatientWriter(StateWriter):
+class PatientStates(TrainingStates):
     """Writes each state that is due before the next step."""
 
     def is_due(self, step: int) -> bool:
@@ -179,8 +179,8 @@ class Ended:
         scale: float | None = None,
     ) -> None:
         folder.mkdir()
-        writer = PatientWriter(folder, parse_interval(every)) if every is not None else None
-        states = TrainingStates(read=state_files(read) if read else None, writer=writer)
+        interval = None if every is None else parse_interval(every)
+        states = PatientStates(folder, interval, read=state_files(read) if read else None)
         recorder = Recorder(folder / "metrics-0000.log", replica=0)
         self.context = Context(strategy=strategy(), seed=5, quiet=True, states=states, recorder=recorder)
         self.returned: Any = None

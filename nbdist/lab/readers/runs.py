@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nbdist.checkpoint.manager import STATE_FILE
 from nbdist.cluster.description import living_incarnations
 from nbdist.errors import InvalidArgumentError, NotAllowedError, NotFoundError
 from nbdist.lab.readers.files import (
@@ -52,7 +53,6 @@ from nbdist.metrics.event_file import FOLDER as TENSORBOARD
 from nbdist.metrics.run_folder import BODY, LONGEST
 from nbdist.run.history import LABELS, Labels, disk_bytes, read_labels
 from nbdist.run.record import ACTIVE, RunRecord
-from nbdist.train.state_writer import STATE_FILE
 
 MAX_RUNS = 200  # the newest runs are listed
 LOG_BYTES = 4 << 20  # of all logs together, per poll

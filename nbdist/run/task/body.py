@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from nbdist.checkpoint.manager import parse_interval
 from nbdist.cluster.folder import busy_with, clusters_folder
 from nbdist.distribute.registry import make_strategy
 from nbdist.errors import (
@@ -60,7 +61,6 @@ from nbdist.train.context import Checkpoints
 from nbdist.train.custom.api import end_loops
 from nbdist.train.replica import ReplicaLeft
 from nbdist.train.resume import TrainingStates
-from nbdist.train.state_writer import StateWriter, parse_interval
 from nbdist.train.step_timing import StepLog
 from nbdist.train.summaries import RunSummaries
 
@@ -303,8 +303,8 @@ def make_states(spec: RunSpec) -> TrainingStates | None:
     if spec.options.checkpoint_every is None and not spec.states:
         return None
     every = spec.options.checkpoint_every
-    writer = None if every is None else StateWriter(Path(spec.folder), parse_interval(every))
-    return TrainingStates(read=[Path(one) for one in spec.states], writer=writer)
+    interval = None if every is None else parse_interval(every)
+    return TrainingStates(Path(spec.folder), interval, read=[Path(one) for one in spec.states])
 
 
 def _others(spec: RunSpec, task: Task, here: Agent) -> list[int]:

@@ -12,11 +12,12 @@ of the loops (`LoopPosition`), and the values of `nbdist.train.state`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nbdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.runtime.ps.client import StepStopped
 from nbdist.train.capabilities import JoinedState, RestoredState
@@ -95,15 +96,13 @@ def load(context: Context) -> None:
     while context.is_chief and states.fallbacks:
         print(states.fallbacks.pop(0))
     loop.restored, loop.saved_step = found, found.state.step
-    if states.writer is not None:
-        states.writer.begin(found.state.step)
+    states.begin(found.state.step)
     saved = found.state.loop or {}
     loop.restore(saved["position"])
     progress = context.progress
     progress.step, progress.examples = found.state.step, found.state.examples
     progress.skipped, progress.global_step = found.state.skipped, found.state.updates
     progress.resumed = [found.state.step, found.state.examples]
-    states.continued = found.state.training
     if context.is_chief:
         print(f"training continues after step {found.state.step}")
 
@@ -123,12 +122,12 @@ def join(context: Context, has_to: bool = True) -> None:
         return
     if joined is None:
         raise FailedPreconditionError("the others' loops have ended: this process takes no part in them")
-    found = SavedState(State.from_config(joined.state), [*joined.arrays], [], 0)
+    found = SavedState(State.from_config(joined.state), [*joined.arrays])
     loop, progress, state = context.loop, context.progress, found.state
     loop.restored, loop.saved_step, loop.joined = found, state.step, True
     loop.restore((state.loop or {})["position"])
-    if context.states is not None and context.states.writer is not None:
-        context.states.writer.begin(state.step)
+    if context.states is not None:
+        context.states.begin(state.step)
     progress.step, progress.skipped, progress.global_step = state.step, 0, state.updates
     for number, owner in enumerate(loop.owners):
         owner.restore(RestoredLoop.of(found, number, owner))
@@ -136,48 +135,31 @@ def join(context: Context, has_to: bool = True) -> None:
 
 def joined_state(context: Context) -> JoinedState:
     """Return what a new process receives that joins the loops of a run between two steps."""
-    state, _, arrays, _ = _now(context)
-    return JoinedState(state.to_config(), arrays)
+    found = _now(context)
+    return JoinedState(found.state.to_config(), found.arrays)
 
 
 def save_if_due(context: Context, dataset: int | None = None) -> None:
     """Save the state if it is time, between two batches of the outermost pass or between two epochs."""
     states, loop = context.states, context.loop
-    if states is None or states.writer is None or not context.is_chief:
+    if states is None or not states.saves or not context.is_chief:
         return
     if context.fitting or not loop.owners:  # a training that saves its own state, or nothing to save
         return
     if loop.active[:1] != ([] if dataset is None else [dataset]):  # an outer batch is not over
         return
     stops = context.control.stop_requested
-    due = context.progress.step > loop.saved_step and (stops or states.writer.is_due(context.progress.step))
+    due = context.progress.step > loop.saved_step and (stops or states.is_due(context.progress.step))
     if not due or states.cut or loop.ended or context.trainings < states.awaited:
         return
     answers = [owner.ask_state() for owner in loop.owners]  # asks each
     if not all(answers):
         return  # the next boundary has it
-    save(context)
-    if stops:
-        states.writer.finish()
-
-
-def save(context: Context) -> None:
-    """Save the state of all loops of a run as it is now; a failure ends nothing."""
-    states, loop = context.states, context.loop
-    if states is None or states.writer is None:
-        return
     loop.saved_step = context.progress.step
-    try:
-        states.writer.write(*_now(context))
-    except StepStopped:
-        return  # the next step finds out
-    except AbortedError:
-        raise
-    except Exception as error:  # no memory for the copy, say
-        states.writer.fail(
-            f"the state of step {context.progress.step} could not be written to {states.writer.folder}: "
-            f"{type(error).__name__}: {error}; training continues"
-        )
+    with suppress(StepStopped):  # the next step finds out
+        states.save_now(max(1, context.trainings), loop.saved_step, lambda: _now(context))
+    if stops:
+        states.finish()
 
 
 def loop_state(owner: StrategyVariables) -> tuple[dict[str, Any], list[Array], list[dict[str, Array]]]:
@@ -210,7 +192,7 @@ def loop_state(owner: StrategyVariables) -> tuple[dict[str, Any], list[Array], l
     return {"names": names, "groups": groups}, arrays, slots
 
 
-def _now(context: Context) -> tuple[State, dict[str, Any], list[Array], list[dict[str, Array]]]:
+def _now(context: Context) -> SavedState:
     names: list[str] = []
     arrays: list[Array] = []
     slots: list[dict[str, Array]] = []
@@ -233,14 +215,12 @@ def _now(context: Context) -> tuple[State, dict[str, Any], list[Array], list[dic
         "scales": [owner.scales for owner in loop.owners],
     }
     place = DataCursor(opened=())
-    return (
-        State(
-            training=max(1, context.trainings), place=place, seed=context.seed, origin=[], began=0,
-            step=progress.step, updates_before=0, updates=progress.global_step, examples=progress.examples,
-            skipped=progress.skipped, given_rate=0.0, rate=0.0, history={}, made_with={}, loop=config,
-        ),
-        {}, arrays, slots,
+    state = State(
+        training=max(1, context.trainings), place=place, seed=context.seed, origin=[], began=0,
+        step=progress.step, updates_before=0, updates=progress.global_step, examples=progress.examples,
+        skipped=progress.skipped, given_rate=0.0, rate=0.0, history={}, made_with={}, loop=config,
     )  # fmt: skip
+    return SavedState(state, arrays, slots)
 
 
 class RestoredLoop:
@@ -375,11 +355,11 @@ def finish_states(context: Context, whole: bool) -> None:
     left = [name for owner in loop.owners for name in owner.not_restored]
     if whole and left:
         print(f"variables of the saved state that this run did not make: {', '.join(left[:MOST_NAMED])}")
-    if states.writer is None:
+    if not states.saves:
         return
     if whole and not loop.known:
         print(
             "no state was saved: --checkpoint-every needs a loop over strategy.distribute_dataset(...) "
             "or nb.train.epochs(...), which say where to continue"
         )
-    states.writer.finish()
+    states.finish()

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 
 from nbdist import nn
+from nbdist.checkpoint import manager
+from nbdist.checkpoint.manager import CheckpointManager, Interval, parse_interval, state_files
 from nbdist.data import Dataset
 from nbdist.errors import DataLossError, InvalidArgumentError
 from nbdist.nn import BatchNorm, Dense, Dropout, Sequential
 from nbdist.optim import Adam
-from nbdist.train import Callback, state_writer
+from nbdist.train import Callback
 from nbdist.train.context import Context, current, use_here
 from nbdist.train.one_device import OneDeviceReplica, OneDeviceStrategy
 from nbdist.train.resume import DataCursor, TrainingStates, read_saved
-from nbdist.train.state_writer import Interval, StateWriter, parse_interval, state_files
 
 ROWS = 40
 x = np.random.default_rng(0).normal(size=(ROWS, 6)).astype(np.float32)
@@ -50,7 +51,7 @@ class DyingStrategy(OneDeviceStrategy):
         return made
 
 
-class PatientWriter(StateWriter):
+class PatientStates(TrainingStates):
     """Waits for the state before, so that each one that is due is written."""
 
     def is_due(self, step: int) -> bool:
@@ -73,19 +74,18 @@ def run(
     read: list[Path] | None = None,
     dies: int | None = None,
     make: Callable[[], Any] = body,
-    kind: type[StateWriter] = PatientWriter,
+    kind: type[TrainingStates] = PatientStates,
 ) -> tuple[Any, Context]:
     folder.mkdir(exist_ok=True)
-    writer = kind(folder, parse_interval(every)) if every is not None else None
+    states = kind(folder, None if every is None else parse_interval(every), read=read)
     strategy = DyingStrategy()
     strategy.at = dies
-    context = Context(strategy=strategy, seed=5, quiet=True, states=TrainingStates(read=read, writer=writer))
+    context = Context(strategy=strategy, seed=5, quiet=True, states=states)
     with use_here(context):
         try:
             return make(), context
         except Killed:
-            assert writer is not None
-            writer._wait()  # what the disk had begun
+            states._wait()  # what the disk had begun
             return None, context
 
 
@@ -172,7 +172,7 @@ class Disk:
         self.error: Exception | None = None
         self.writes, self.begun, self.may = 0, threading.Event(), threading.Event()
         self.may.set()
-        real = state_writer.write_state
+        real = manager.write_snapshot
 
         def write(*args: Any, **options: Any) -> None:
             self.writes += 1
@@ -182,7 +182,7 @@ class Disk:
                 raise self.error
             real(*args, **options)
 
-        monkeypatch.setattr(state_writer, "write_state", write)
+        monkeypatch.setattr(manager, "write_snapshot", write)
 
 
 def test_training_continues_while_a_state_is_written(
@@ -197,8 +197,7 @@ def test_training_continues_while_a_state_is_written(
             if epoch == 1:
                 assert disk.writes == 1, "eight more states were due"
                 disk.may.set()
-                writer = current().states.writer  # type: ignore[union-attr]
-                writer._thread.join()  # type: ignore[union-attr]
+                current().states._thread.join()  # type: ignore[union-attr]
 
     def make() -> Sequential:
         model = Sequential([Dense(3, "softmax")])
@@ -206,7 +205,7 @@ def test_training_continues_while_a_state_is_written(
         model.fit(Dataset.from_arrays(x, y).batch(8), epochs=3, callbacks=[Release()])
         return model
 
-    model, _ = run(tmp_path / "run", every=1, make=make, kind=StateWriter)
+    model, _ = run(tmp_path / "run", every=1, make=make, kind=TrainingStates)
     assert capsys.readouterr().out.count("takes longer to write than --checkpoint-every 1:") == 1
     kept = state_files(tmp_path / "run")
     last, before = (read_saved(one).state.step for one in kept)
@@ -239,8 +238,7 @@ def test_a_failing_disk_is_said_once_and_older_states_stay(
     printed = capsys.readouterr().out
     assert printed.count("No space left on device; training continues") == 1
     assert context.states is not None
-    assert context.states.writer is not None
-    assert context.states.writer.error
+    assert context.states.error
     kept = state_files(tmp_path / "run")
     assert kept
     assert all(read_saved(one).state.step <= 10 for one in kept)
@@ -251,7 +249,7 @@ def test_a_failing_disk_is_said_once_and_older_states_stay(
 
 def test_seconds_count_from_the_last_state(tmp_path: Path) -> None:
     now = [100.0]
-    writer = StateWriter(tmp_path, parse_interval("30s"), clock=lambda: now[0])
+    writer = CheckpointManager(tmp_path, parse_interval("30s"), clock=lambda: now[0])
     writer.begin(7)
     now[0] = 131.0
     assert not writer.is_due(7), "no step was made"

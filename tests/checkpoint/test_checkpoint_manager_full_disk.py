@@ -63,7 +63,7 @@ with contexts.use(contexts.Context(seed=1, quiet=True, states=states)):
         model.fit(x, y, epochs=3)
         errors.append(states.error)
 paths = [path.name for path in folder.iterdir()]
-print(json.dumps({"errors": errors, "paths": paths, "training": read_saved(states.write).state.training}))
+print(json.dumps({"errors": errors, "paths": paths, "training": read_saved(states.target).state.training}))
 """
 
 
@@ -74,24 +74,24 @@ import numpy as np
 from nbdist import nn
 from nbdist.train import context as contexts
 from nbdist.train.resume import TrainingStates, read_saved
-from nbdist.train.state_writer import StateWriter, parse_interval, state_files
+from nbdist.checkpoint.manager import parse_interval, state_files
 
-class Patient(StateWriter):
+class Patient(TrainingStates):
     def is_due(self, step):
         self._wait()
         return super().is_due(step)
 
 folder = Path(sys.argv[1])
-writer = Patient(folder, parse_interval(1))
+states = Patient(folder, parse_interval(1))
 x, y = np.ones((8, int(sys.argv[2])), np.float32), np.arange(8) % 2
-with contexts.use(contexts.Context(seed=1, quiet=True, states=TrainingStates(writer=writer))) as context:
+with contexts.use(contexts.Context(seed=1, quiet=True, states=states)) as context:
     for units in (2, 40):
         model = nn.Sequential([nn.Dense(units, "tanh"), nn.Dense(2, "softmax")])
         model.compile("adam")
         model.fit(x, y, batch_size=4, epochs=3)
 paths = sorted(path.name for path in folder.iterdir())
 found = [[read_saved(path).state.training, read_saved(path).state.step] for path in state_files(folder)]
-print(json.dumps({"error": writer.error, "paths": paths, "found": found, "steps": context.progress.step}))
+print(json.dumps({"error": states.error, "paths": paths, "found": found, "steps": context.progress.step}))
 """
 
 
