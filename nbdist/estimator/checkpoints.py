@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.checkpoint.folder import open_folder
+from nbdist.checkpoint.manager import whole
 from nbdist.checkpoint.state import candidates, complete
 from nbdist.errors import DataLossError, NotFoundError, UnavailableError
 from nbdist.graph.backend import Array
@@ -231,17 +232,15 @@ def load_newest(model_dir: str) -> tuple[str, Trained] | None:
 
     Raises the error of the newest one if all are damaged.
     """
-    failed: DataLossError | None = None
-    folder = open_folder(model_dir)
-    for base in candidates(folder):
-        path = folder.path(base)
-        try:
-            return path, load(path)
-        except DataLossError as error:
-            failed = failed or error
+    failed: list[DataLossError] = []
+
+    def damaged(path: str, error: Exception) -> None:
+        if isinstance(error, DataLossError):  # else it was deleted since
+            failed.append(error)
             print(f"{error}; the checkpoint before it is used")
-        except NotFoundError:  # it was deleted since
-            continue
-    if failed is not None:
-        raise failed
-    return None
+
+    folder = open_folder(model_dir)
+    found = next(whole(map(folder.path, candidates(folder)), load, damaged), None)
+    if found is None and failed:
+        raise failed[0]
+    return found

@@ -189,7 +189,7 @@ class History:
         if not self._count:
             return
         if not whole:
-            self._before = self.state()
+            self._before = self.state_dict()
         logs = self._of_epoch() | self._validation
         self._sums, self._count, self._validation = {}, 0, {}
         self.epoch.append(epoch)
@@ -218,8 +218,8 @@ class History:
         for callback in self._callbacks:
             callback.on_train_end()
 
-    def state(self) -> dict[str, Any]:
-        """Return what :meth:`resume` takes, as plain values; an epoch that was cut short is open."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return what :meth:`load_state_dict` takes, as plain values; an epoch that was cut short is open."""
         if self._before is not None:
             return self._before
         return {
@@ -229,8 +229,8 @@ class History:
             "count": self._count,
         }
 
-    def resume(self, state: dict[str, Any]) -> None:
-        """Continue from what :meth:`state` returned."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` returned."""
         self.history = {name: list(values) for name, values in state["history"].items()}
         self.epoch, self._sums = list(state["epoch"]), dict(state["sums"])
         self._count = int(state["count"])

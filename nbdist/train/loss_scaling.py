@@ -64,10 +64,16 @@ class LossScaling:
         assert self.scale is not None
         return self.scale.array(xp)
 
-    def state(self) -> list[float] | None:
+    def state_dict(self) -> list[float] | None:
         """Return the scale after the last step, and the finite steps in a row at it; None without a scale."""
         self.update()
         return None if self.scale is None else [self.scale.value, self.scale.good_steps]
+
+    def load_state_dict(self, state: list[float] | None) -> None:
+        """Continue at the scale that :meth:`state_dict` returned, if both have one."""
+        if self.scale is not None and state is not None:
+            value, good_steps = state
+            self.scale.restore(value, int(good_steps))
 
     def follow(self, replicas: Sequence[Replica]) -> None:
         """Follow other replicas, which begin to train; the scale stays."""

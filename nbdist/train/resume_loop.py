@@ -1,11 +1,11 @@
 """Between the training loop and the file of its state: `ResumeAdapter` loads the state and saves it.
 
-resume = ResumeAdapter(context, model, optimizer, config)       # without context.states it does nothing
+resume = ResumeAdapter(context, model, optimizer, history, config)      # without context.states: nothing
 dataset, cursor = resume.begin(dataset, steps_per_epoch)        # the model has its weights
-resume.resume(replica, history, epochs)                         # slots, history and progress are restored
-save = resume.saver(replica, history, cursor)                   # None without --checkpoint-every
+resume.resume(replica, epochs)                                  # slots and progress are restored
+save = resume.saver(replica, cursor)                            # None without --checkpoint-every
 save()                                                          # between two steps: saves it if it is time
-resume.end(replica, history, cursor)
+resume.end(replica, cursor)
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import isnan
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from nbdist.checkpoint.manager import state_files, whole
+from nbdist.checkpoint.stateful import Components
 from nbdist.data import Dataset
 from nbdist.data.steps import unseeded
 from nbdist.errors import InvalidArgumentError
@@ -46,6 +47,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Config = Callable[[], dict[str, Any]]
 
 
+COMPONENTS = ("origin", "history", "loss_scale", "values")
 WORDS = {
     "synchronous": "replicas that step together",
     "asynchronous": "replicas that step independently (ps --async)",
@@ -57,10 +59,19 @@ class ResumeAdapter:
     """The state of one training on one replica, before and after it."""
 
     def __init__(
-        self, context: Context, model: Trainable, optimizer: Optimizer, config: Config | None
+        self,
+        context: Context,
+        model: Trainable,
+        optimizer: Optimizer,
+        history: History,
+        config: Config | None,
     ) -> None:
         self._context, self._model, self._optimizer = context, model, optimizer
-        self._config = config or dict
+        self._config, self._history = config or dict, history
+        self.components = Components()
+        """What has state beside parameters, slots and the place in the data, by its name in `State`."""
+        for name, one in (("origin", _Origin(model)), ("history", history), ("values", context.loop.values)):
+            self.components.register(name, one)
         self._found: SavedState | None = None
         self._seed = None if context.seed is None else context.seed + context.trainings - 1
         self._given_rate = optimizer.learning_rate
@@ -68,8 +79,6 @@ class ResumeAdapter:
         self._stopped_before = context.control.stop_requested
         self._replicas = 1, 1
         self._place = DataCursor()
-        self.loss_scale: Callable[[], list[float] | None] = lambda: None
-        """Returns the scale of the loss after the last step; the training loop sets it."""
         self.updates_before = 0
         """The run's updates before this training, which the training loop sets: not the run's count less the
         replica's, since servers acknowledge updates between the two."""
@@ -137,14 +146,22 @@ class ResumeAdapter:
         require_same(str(context.states and context.states.read), state.made_with, made_with)
         for array, kept in zip(own, found.arrays, strict=True):
             np.copyto(array, kept)
-        self._model.draw_from(state.origin)
         self._seed, context.progress.step = state.seed, state.began
-        if state.values and not context.loop.has_values:  # made in a training before
-            context.loop.restore_values(state.values)
         strategy.restored = RestoredState(found.slots, state.updates)
         self._optimizer.learning_rate = self._rate_of(state)
         self._place = state.place if state.steps is None else self._place_of_replica(state, state.steps)
+        others = {"history"} if self._before is not None and strategy.replica_index else set[str]()
+        if context.loop.values.restored:  # a training before has changed them
+            others.add("values")
+        self._restore(state, others)
         return self._place
+
+    def _restore(self, state: State, others: Collection[str] = ()) -> None:
+        """Put the components where they were, but for ``others``."""
+        found = {name: getattr(state, name) for name in COMPONENTS if name not in others}
+        if not found.get("values"):
+            found.pop("values", None)
+        self.components.load_state_dict(found)
 
     def _rate_of(self, state: State) -> float:
         """Return the learning rate to continue with: the saved one, or one that was given anew."""
@@ -165,8 +182,8 @@ class ResumeAdapter:
             per_epoch = min(filter(None, (per_epoch, self._steps)), default=None)
         return place_after(self._steps_before(strategy.replica_index), state, per_epoch, data.endless)
 
-    def resume(self, replica: Replica, history: History, epochs: int | None) -> None:
-        """Put the replica, the history and what counts progress where they were.
+    def resume(self, replica: Replica, epochs: int | None) -> None:
+        """Put the replica and what counts progress where they were.
 
         ``epochs`` is None for a loop of one's own, whose length nothing knows.
         """
@@ -181,11 +198,8 @@ class ResumeAdapter:
         as_given, rate = self._given_rate == state.given_rate, self._rate_of(state)
         kept.resume(state.updates, rate, found.mark)
         self.rate = rate if as_given else None
-        self._restore_scale(state)
         index = 0 if self._before is None else context.strategy.replica_index
         step = state.step if self._before is None else state.began + self._steps_before(index)
-        if index == 0:
-            history.resume(state.history)
         progress = context.progress
         progress.step, progress.examples, progress.skipped = step, state.examples, state.skipped
         progress.resumed = [step, state.examples]
@@ -203,11 +217,6 @@ class ResumeAdapter:
                 else f"training continues after step {state.step}, in epoch {state.place.epoch + 1}{at}"
             )
 
-    def _restore_scale(self, state: State) -> None:
-        if state.loss_scale is not None and self._model.loss_scale is not None:
-            value, good_steps = state.loss_scale
-            self._model.loss_scale.restore(value, int(good_steps))
-
     def saved_slots(self) -> RestoredState | None:
         """Return the optimizer's slots in the newest state of this training in the run's folder, if any.
 
@@ -221,13 +230,13 @@ class ResumeAdapter:
                 return RestoredState(found.slots, found.state.updates)
         return None
 
-    def joined_state(self, replica: Replica, history: History, cursor: DataCursor) -> JoinedState:
+    def joined_state(self, replica: Replica, cursor: DataCursor) -> JoinedState:
         """Return what a process that joins the training between two steps has to know."""
-        state = self._now(replica, history, cursor).state
+        state = self._now(replica, cursor).state
         arrays = self._model.all_arrays(replica.values)
         return JoinedState(state.to_config(), self._besides(arrays, replica.values))
 
-    def join(self, joined: JoinedState, history: History) -> DataCursor:
+    def join(self, joined: JoinedState) -> DataCursor:
         """Continue where the others were when this new process joined them; return its place in the data."""
         self._found, progress = None, self._context.progress
         state = State.from_config(joined.state)
@@ -235,12 +244,8 @@ class ResumeAdapter:
         own = self._besides(self._model.all_arrays(values), values)
         for array, theirs in zip(own, joined.arrays, strict=True):
             np.copyto(array, theirs)
-        self._model.draw_from(state.origin)
-        self._restore_scale(state)
+        self._restore(state)
         self._seed, self._began = state.seed, state.began
-        if state.values:
-            self._context.loop.restore_values(state.values)
-        history.resume(state.history)
         progress.step, progress.skipped = state.step, 0
         progress.global_step = state.updates_before + state.updates
         return state.place
@@ -250,9 +255,7 @@ class ResumeAdapter:
         """Return the arrays of a model that are no parameters."""
         return [array for array in arrays if not any(array is value for value in values)]
 
-    def saver(
-        self, replica: Replica, history: History, cursor: Callable[[], DataCursor]
-    ) -> Callable[[], float] | None:
+    def saver(self, replica: Replica, cursor: Callable[[], DataCursor]) -> Callable[[], float] | None:
         """Return what saves the state between two steps, once it is time; None if nothing does.
 
         ``cursor`` returns the place of the next step in the data. What is returned returns the seconds that
@@ -270,7 +273,7 @@ class ResumeAdapter:
             if replica.state is not None and not replica.state.ask_state():
                 return 0.0
             began = time.perf_counter()
-            states.save_now(*self._moment, lambda: self._now(replica, history, cursor()))
+            states.save_now(*self._moment, lambda: self._now(replica, cursor()))
             if self._context.step_log is not None:
                 self._context.step_log.note("compute", "state", began, time.perf_counter())
             return time.perf_counter() - began
@@ -285,7 +288,7 @@ class ResumeAdapter:
             return False
         return context.trainings >= states.awaited
 
-    def end(self, replica: Replica, history: History, cursor: DataCursor) -> None:
+    def end(self, replica: Replica, cursor: DataCursor) -> None:
         """Leave the state, if it is wanted; a failure ends nothing.
 
         It is called when all updates are applied; before, if servers keep the optimizer's slots.
@@ -297,48 +300,46 @@ class ResumeAdapter:
         cut_short = (
             self._context.control.stop_requested if self._epochs is None else cursor.epoch < self._epochs
         )
-        states.cut = states.cut or self._stopped_before or (cut_short and not history.stop_training)
+        states.cut = states.cut or self._stopped_before or (cut_short and not self._history.stop_training)
         if not leaves:
             return
         if states.saves:
             with contextlib.suppress(StepStopped):  # others have left before its last step: an older state
-                states.save_now(*self._moment, lambda: self._now(replica, history, cursor))
+                states.save_now(*self._moment, lambda: self._now(replica, cursor))
             states.finish()
         if states.target is None:
             return
         if not strategy.continues:
             states.error = f"strategy {strategy.name} leaves no state from which a training can be continued"
             return
-        states.leave(*self._moment, lambda: self._now(replica, history, cursor))
+        states.leave(*self._moment, lambda: self._now(replica, cursor))
 
     @property
     def _moment(self) -> tuple[int, int]:
         """The number of the training, and of its last step."""
         return self._context.trainings, self._context.progress.step
 
-    def _now(self, replica: Replica, history: History, cursor: DataCursor) -> SavedState:
+    def _now(self, replica: Replica, cursor: DataCursor) -> SavedState:
         """Return the state as it is now."""
         config, found = self._config(), continuing(replica).read_state()
         arrays = self._model.all_arrays(found.values)
         made_with = self._made_with(config, arrays)
-        state = self._state(replica, found, history, cursor, made_with)
+        state = self._state(replica, found, cursor, made_with)
         return SavedState(state, arrays, found.slots, config)
 
     def _state(
         self,
         replica: Replica,
         found: ReplicaState,
-        history: History,
         cursor: DataCursor,
         made_with: dict[str, Any],
     ) -> State:
         progress, rate = self._context.progress, rate_of(replica)
-        loss_scale = self.loss_scale()  # which may count a step that was left out
+        components = self.components.state_dict()  # which may count a step that was left out
         return State(
             training=self._context.trainings,
             place=cursor,
             seed=self._seed,
-            origin=self._model.origin(),
             began=self._began,
             step=progress.step,
             updates_before=self.updates_before,
@@ -347,11 +348,9 @@ class ResumeAdapter:
             skipped=progress.skipped,
             given_rate=self._given_rate,
             rate=self._given_rate if rate is None else rate,
-            history=history.state(),
             made_with=made_with,
             steps=None if found.steps is None else self._all_steps(found.steps),
-            loss_scale=loss_scale,
-            values=self._context.loop.values_config() or None,
+            **components,
         )
 
     def _all_steps(self, steps: Sequence[int]) -> list[int]:
@@ -376,6 +375,13 @@ class ResumeAdapter:
             "family": self._context.strategy.family,
         }
         return _plain(made)
+
+
+class _Origin:
+    """What the random numbers of a model follow from."""
+
+    def __init__(self, model: Trainable) -> None:
+        self.state_dict, self.load_state_dict = model.origin, model.draw_from
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def opened(
         _require_no_place(context)
     context.trainings += 1
     progress.trainings = context.trainings
-    resume = ResumeAdapter(context, model, optimizer, config)
+    resume = ResumeAdapter(context, model, optimizer, history, config)
     cursor = DataCursor()
     if dataset is not None:
         dataset, cursor = resume.begin(dataset, steps_per_epoch)
@@ -94,9 +94,9 @@ def opened(
         joined = None if membership is None else membership.joined
         joins_at = None if membership is None else membership.joins_at
         if joined is None:
-            resume.resume(own, history, epochs)
+            resume.resume(own, epochs)
         else:
-            cursor = resume.join(joined, history)
+            cursor = resume.join(joined)
         replica = on_device(own, context.device)
         context.see_arrays(arrays_computed_with(replica))
         progress.by_updates = replica.report.by_updates
@@ -115,6 +115,7 @@ def opened(
         if context.recorder is not None:  # a run shows where its batches come from
             context.input_meter = Meter(training=True)
         scaling = LossScaling(model.loss_scale, [replica], context)
+        resume.components.register("loss_scale", scaling)
         training = Training(context, model, own, replica, history, resume, scaling, skip_nan, advice, save)
         driver = training.driver
         driver.schedule = None if rate_at is None else RateSchedule(rate_at, context)
@@ -125,9 +126,9 @@ def opened(
             )  # fmt: skip
             if joins_at:
                 batches.advance(joins_at)
-            driver.save_state = resume.saver(own, history, training.cursor)
-            own.hooks.position = lambda: resume.joined_state(own, history, training.cursor())
-        resume.loss_scale, resume.updates_before = scaling.state, driver.updates_before
+            driver.save_state = resume.saver(own, training.cursor)
+            own.hooks.position = lambda: resume.joined_state(own, training.cursor())
+        resume.updates_before = driver.updates_before
         own.hooks.saved = resume.saved_slots
         yield training
     except ReplicaLeft:
@@ -453,7 +454,7 @@ class Training:
 
     def _leave_state(self) -> None:
         if self.context.states is not None:
-            self.resume.end(self.own, self.history, self.batches.cursor)
+            self.resume.end(self.own, self.batches.cursor)
 
     def _write(self, folder: Path) -> Path:
         """Write a checkpoint."""

@@ -272,15 +272,19 @@ def numbered(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def save_tensors(path: Path, tensors: dict[str, Any], texts: dict[str, str]) -> None:
-    """Write tensors and numbers by name to a safetensors file; memory that two share is written twice."""
+    """Write tensors and numbers by name to a safetensors file."""
+    write_tensors(path, raw_tensors(tensors), texts)
+
+
+def raw_tensors(tensors: dict[str, Any]) -> dict[str, RawTensor]:
+    """Return tensors and numbers by name as a safetensors file has them; shared memory is written twice."""
     import torch
 
-    found = {
+    return {
         name: stored(torch.as_tensor(value))
         for name, value in tensors.items()
         if hasattr(value, "shape") or isinstance(value, (int, float))
     }
-    write_tensors(path, found, texts)
 
 
 def stored(tensor: Any) -> RawTensor:

@@ -1,6 +1,6 @@
 """What a trial of a sweep has trained with torch: kept at its end, continued by a promotion. `TorchState`.
 
-    with TorchState(context, write=folder / "state.safetensors", read=earlier):
+    with TorchState(context, CheckpointManager(write=folder / "state.safetensors", read=earlier)):
         ...     # the body: its model and optimizer have the values of `earlier` as soon as they are made
 
 A body makes its model, then its optimizer with the model's parameters, then trains. So the constructor of the
@@ -19,11 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
+from nbdist.checkpoint.manager import CheckpointManager, Snapshot
 from nbdist.checkpoint.tensor_file import TensorFile
-from nbdist.draft import draft_of
 from nbdist.errors import DataLossError, InvalidArgumentError
 from nbdist.frameworks.patches import Patches
-from nbdist.frameworks.torch.step_hooks import flat_state, models_of, parameters_of, save_tensors, tensor_of
+from nbdist.frameworks.torch.step_hooks import flat_state, models_of, parameters_of, raw_tensors, tensor_of
 from nbdist.train.context import Context
 
 Optimizer: TypeAlias = Any
@@ -38,10 +38,10 @@ RATES = ("base_lrs", "_last_lr")
 
 
 class TorchState:
-    """Restores the state ``read`` in a body, and writes the body's own to ``write``; None: no such file."""
+    """Restores the state that ``states`` has found in a body, and gives it the body's own at its end."""
 
-    def __init__(self, context: Context, write: Path | None, read: Path | None) -> None:
-        self._context, self._write = context, write
+    def __init__(self, context: Context, states: CheckpointManager) -> None:
+        self._context, self._states = context, states
         self._texts: dict[str, Any] = {}
         self._tensors: dict[str, Any] = {}
         self._optimizers: list[Optimizer] = []
@@ -49,8 +49,8 @@ class TorchState:
         self._models: list[Any] = []
         self._schedulers: list[Any] = []
         self._patches = Patches({})
-        if read is not None:
-            self._texts, self._tensors = read_state(read)
+        if states.read is not None:
+            self._texts, self._tensors = states.load(read_state)
 
     def __enter__(self) -> TorchState:
         import torch
@@ -59,7 +59,7 @@ class TorchState:
         if self._context.seed is not None:
             torch.manual_seed(self._context.seed)
         if self._texts:
-            self._context.loop.restore(self._texts["position"])
+            self._context.loop.load_state_dict(self._texts["position"])
             self._context.progress.step = int(self._texts["step"])
             self._context.progress.resumed = [int(self._texts["step"]), 0]
         self._patches.__enter__()
@@ -161,14 +161,14 @@ class TorchState:
 
     def save(self) -> None:
         """Write the state, on the chief, if the body has made an optimizer; a failure is printed."""
-        if self._write is None or not self._context.is_chief or not self._optimizers:
+        if self._states.target is None or not self._context.is_chief or not self._optimizers:
             return
         try:
             tensors, texts = self._content()
-            with draft_of(self._write, private=True) as draft:
-                save_tensors(draft, tensors, {TORCH: json.dumps(texts)})
+            self._states.keep(Snapshot({TORCH: json.dumps(texts)}, raw_tensors(tensors)))
         except Exception as error:  # a full disk, say: the trial's result counts all the same
-            print(f"what was trained could not be kept in {self._write}: {type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"
+            self._states.fail(f"what was trained could not be kept in {self._states.target}: {why}")
 
     def _content(self) -> tuple[dict[str, Any], dict[str, Any]]:
         import torch
@@ -193,7 +193,7 @@ class TorchState:
         texts = {
             "format": FORMAT,
             "step": self._context.progress.step,
-            "position": self._context.loop.to_config(),
+            "position": self._context.loop.state_dict(),
             "optimizers": optimizers,
             "schedulers": [progress_of(one) for one in self._schedulers],
         }

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from nbdist.checkpoint.stateful import Components
 from nbdist.errors import InvalidArgumentError
 from nbdist.numbers import is_whole
 
@@ -53,6 +54,14 @@ class EpochsPosition:
 class SavedValues(dict[str, Any]):
     """Plain values by name that are saved with the state of a training; see `nbdist.train.state`."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values; raises InvalidArgumentError that names one that is not plain."""
+        return checked_values(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the values that were saved."""
+        self.update(state)
+
 
 class LoopPosition:
     """The position of a run's loops on one replica. Pure but for the objects that it counts."""
@@ -61,7 +70,8 @@ class LoopPosition:
         self.made = dict.fromkeys(KINDS, 0)
         self.epochs: dict[int, EpochsPosition] = {}
         self.datasets: dict[int, DatasetPosition] = {}
-        self.values: dict[int, SavedValues] = {}
+        self.values = Components()
+        """The `nbdist.train.state` dicts of the run, by number."""
         self.active: list[int] = []
         """Datasets with a pass under way, the outermost first."""
         self.ended = False
@@ -76,8 +86,6 @@ class LoopPosition:
         """The step of the state that was saved last."""
         self.joined = False
         """Whether this process has joined the loops of others, which go on."""
-        self.has_values = False
-        """Whether the values of a saved state are known."""
         self.restored: Any = None
         """The state that is continued."""
         self._saved = _Saved()
@@ -139,48 +147,34 @@ class LoopPosition:
 
     def add_values(self, values: SavedValues) -> None:
         """Restore a new state, and save it from now on."""
-        number = self.number("values")
-        values.update(self._saved.values.get(number, {}))
-        self.values[number] = values
+        self.values.register(str(self.number("values")), values)
 
-    def to_config(self) -> dict[str, Any]:
-        """Return plain values, for :meth:`restore`."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values, for :meth:`load_state_dict`."""
         # What was saved before and was not reached yet is still where it was.
         datasets = {**self._saved.datasets, **self.datasets}
         epochs = {**self._saved.epochs, **self.epochs}
         return {
             "epochs": {str(n): asdict(one) for n, one in epochs.items()},
             "datasets": {str(n): asdict(one) for n, one in datasets.items()},
-            "values": self.values_config(),
+            "values": self.values.state_dict(),
         }
 
-    def values_config(self) -> dict[str, dict[str, Any]]:
-        """Return the values of all states, for :meth:`restore_values`."""
-        return {str(n): checked_values(one) for n, one in self.values.items()}
-
-    def restore(self, config: dict[str, Any]) -> None:
-        """Continue where :meth:`to_config` was called."""
+    def load_state_dict(self, config: dict[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was called."""
         for number, one in config["datasets"].items():
             found = DatasetPosition(**{**one, "opened": tuple(one["opened"])})
             self._saved.datasets[int(number)] = found
         for number, one in config["epochs"].items():
             passes = {int(n): passes for n, passes in one["passes"].items()}
             self._saved.epochs[int(number)] = EpochsPosition(one["epoch"], dict(one["made"]), passes)
-        self.restore_values(config["values"])
-
-    def restore_values(self, saved: dict[str, dict[str, Any]]) -> None:
-        """Give each state, by its number, the values that it had."""
-        self._saved.values = {int(number): dict(one) for number, one in saved.items()}
-        self.has_values = True
-        for number, values in self.values.items():  # made before the position was known
-            values.update(self._saved.values.get(number, {}))
+        self.values.load_state_dict(config["values"])
 
 
 @dataclass
 class _Saved:
     datasets: dict[int, DatasetPosition] = field(default_factory=dict)
     epochs: dict[int, EpochsPosition] = field(default_factory=dict)
-    values: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
 def checked_values(values: dict[str, Any]) -> dict[str, Any]:

@@ -90,15 +90,15 @@ def load(context: Context) -> None:
         return
     found = states.find_loop(context.trainings)
     if found is None:
-        if states.values and not loop.has_values and context.trainings + 1 >= states.awaited:
-            loop.restore_values(states.values)
+        if states.values and not loop.values.restored and context.trainings + 1 >= states.awaited:
+            loop.values.load_state_dict(states.values)
         return
     while context.is_chief and states.fallbacks:
         print(states.fallbacks.pop(0))
     loop.restored, loop.saved_step = found, found.state.step
     states.begin(found.state.step)
     saved = found.state.loop or {}
-    loop.restore(saved["position"])
+    loop.load_state_dict(saved["position"])
     progress = context.progress
     progress.step, progress.examples = found.state.step, found.state.examples
     progress.skipped, progress.global_step = found.state.skipped, found.state.updates
@@ -125,7 +125,7 @@ def join(context: Context, has_to: bool = True) -> None:
     found = SavedState(State.from_config(joined.state), [*joined.arrays])
     loop, progress, state = context.loop, context.progress, found.state
     loop.restored, loop.saved_step, loop.joined = found, state.step, True
-    loop.restore((state.loop or {})["position"])
+    loop.load_state_dict((state.loop or {})["position"])
     if context.states is not None:
         context.states.begin(state.step)
     progress.step, progress.skipped, progress.global_step = state.step, 0, state.updates
@@ -210,7 +210,7 @@ def _now(context: Context) -> SavedState:
         "groups": groups,
         "fits": context.trainings - loop.begun,
         "family": context.strategy.family,
-        "position": loop.to_config(),
+        "position": loop.state_dict(),
         "updates_before": [owner.updates_before for owner in loop.owners],
         "scales": [owner.scales for owner in loop.owners],
     }

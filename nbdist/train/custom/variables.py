@@ -280,7 +280,7 @@ class StrategyVariables:
     @property
     def scales(self) -> list[list[float]]:
         """The loss scales of this process's first replica, after its last step."""
-        found = [one.state() for local in self.local.made[:1] for one in local.scalings.values()]
+        found = [one.state_dict() for local in self.local.made[:1] for one in local.scalings.values()]
         return [scale for scale in found if scale is not None]
 
     @property
