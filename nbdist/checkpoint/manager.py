@@ -155,6 +155,8 @@ class CheckpointManager:
         self.folder, self.interval, self.target = folder, interval, write
         found = [] if read is None else [read] if isinstance(read, (str, Path)) else read
         self._candidates = [Path(one) for one in found]
+        self.loading = threading.Lock()
+        """Held by the replica that chooses the state for all: those of one process are threads."""
         self.fallbacks: list[str] = []
         """Why states were left for those before them."""
         self.error: str | None = None

@@ -45,10 +45,10 @@ class Components:
         """Return the states of all parts, and those that wait for theirs."""
         return {**self._waiting, **{name: part.state_dict() for name, part in self._parts.items()}}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Restore the parts that are there; the states of others wait until these are registered."""
         self.restored = True
-        for name, one in state.items():
+        for name, one in (state or {}).items():
             if name in self._parts:
                 self._parts[name].load_state_dict(one)
             else:

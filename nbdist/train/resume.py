@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from nbdist.checkpoint.manager import CHECK, CheckpointManager, Interval, Snapshot, checksum, not_written
+from nbdist.checkpoint.manager import CHECK, CheckpointManager, Snapshot, checksum, not_written
 from nbdist.checkpoint.tensor_file import TensorFile
 from nbdist.data import Dataset
 from nbdist.data.meter import Meter
@@ -78,19 +77,9 @@ class TrainingStates(CheckpointManager):
     begin anew.
     """
 
-    def __init__(
-        self,
-        folder: Path | None = None,
-        interval: Interval | None = None,
-        *,
-        write: Path | None = None,
-        read: Path | Sequence[Path] | None = None,
-    ) -> None:
-        super().__init__(folder, interval, write=write, read=read)
-        self.cut = False
-        """Whether a training was cut short: later ones of the run leave no state."""
-        self._chosen: State | None = None
-        self._choosing = threading.Lock()  # replicas of one process are threads
+    cut = False
+    """Whether a training was cut short: later ones of the run leave no state."""
+    _chosen: State | None = None
 
     @property
     def awaited(self) -> int:
@@ -116,7 +105,7 @@ class TrainingStates(CheckpointManager):
         if self.read is None:
             return None
         saved: SavedState | None = None
-        with self._choosing:
+        with self.loading:
             if self._chosen is None:  # all of it is checked at once: a later training could not go back
                 saved = self.load(read_saved)
                 self._chosen = saved.state

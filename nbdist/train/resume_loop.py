@@ -158,10 +158,7 @@ class ResumeAdapter:
 
     def _restore(self, state: State, others: Collection[str] = ()) -> None:
         """Put the components where they were, but for ``others``."""
-        found = {name: getattr(state, name) for name in COMPONENTS if name not in others}
-        if not found.get("values"):
-            found.pop("values", None)
-        self.components.load_state_dict(found)
+        self.components.load_state_dict({n: getattr(state, n) for n in COMPONENTS if n not in others})
 
     def _rate_of(self, state: State) -> float:
         """Return the learning rate to continue with: the saved one, or one that was given anew."""

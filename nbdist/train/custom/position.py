@@ -88,7 +88,8 @@ class LoopPosition:
         """Whether this process has joined the loops of others, which go on."""
         self.restored: Any = None
         """The state that is continued."""
-        self._saved = _Saved()
+        self._saved_datasets: dict[int, DatasetPosition] = {}
+        self._saved_epochs: dict[int, EpochsPosition] = {}
 
     def number(self, kind: str) -> int:
         """Return the number of a new loop over epochs, dataset or state."""
@@ -99,7 +100,7 @@ class LoopPosition:
     def begin_epochs(self) -> tuple[int, int]:
         """Return the number of a new loop over epochs, and its first epoch."""
         number = self.number("epochs")
-        saved = self._saved.epochs.get(number)
+        saved = self._saved_epochs.get(number)
         if saved is None:
             return number, 0
         self.made.update(saved.made)
@@ -121,13 +122,13 @@ class LoopPosition:
         The result has the number of batches that are over, and the ``opened`` of the pass.
         """
         now = self.datasets.setdefault(number, DatasetPosition())
-        saved = self._saved.datasets.get(number)
+        saved = self._saved_datasets.get(number)
         if saved is not None and now.passes < saved.passes:
             now.passes += 1
             return None
         begun = saved is not None and now.passes == saved.passes
         if saved is not None and begun:
-            del self._saved.datasets[number]
+            del self._saved_datasets[number]
             opened = saved.opened
         now.batches, now.opened, now.data = (saved.batches or 0) if saved and begun else 0, opened, data
         self.active.append(number)
@@ -142,7 +143,7 @@ class LoopPosition:
 
     def saved_data(self, number: int) -> dict[str, Any] | None:
         """Return how a dataset came about whose pass is to be continued."""
-        saved = self._saved.datasets.get(number)
+        saved = self._saved_datasets.get(number)
         return None if saved is None else saved.data
 
     def add_values(self, values: SavedValues) -> None:
@@ -152,8 +153,8 @@ class LoopPosition:
     def state_dict(self) -> dict[str, Any]:
         """Return plain values, for :meth:`load_state_dict`."""
         # What was saved before and was not reached yet is still where it was.
-        datasets = {**self._saved.datasets, **self.datasets}
-        epochs = {**self._saved.epochs, **self.epochs}
+        datasets = {**self._saved_datasets, **self.datasets}
+        epochs = {**self._saved_epochs, **self.epochs}
         return {
             "epochs": {str(n): asdict(one) for n, one in epochs.items()},
             "datasets": {str(n): asdict(one) for n, one in datasets.items()},
@@ -164,17 +165,11 @@ class LoopPosition:
         """Continue where :meth:`state_dict` was called."""
         for number, one in config["datasets"].items():
             found = DatasetPosition(**{**one, "opened": tuple(one["opened"])})
-            self._saved.datasets[int(number)] = found
+            self._saved_datasets[int(number)] = found
         for number, one in config["epochs"].items():
             passes = {int(n): passes for n, passes in one["passes"].items()}
-            self._saved.epochs[int(number)] = EpochsPosition(one["epoch"], dict(one["made"]), passes)
+            self._saved_epochs[int(number)] = EpochsPosition(one["epoch"], dict(one["made"]), passes)
         self.values.load_state_dict(config["values"])
-
-
-@dataclass
-class _Saved:
-    datasets: dict[int, DatasetPosition] = field(default_factory=dict)
-    epochs: dict[int, EpochsPosition] = field(default_factory=dict)
 
 
 def checked_values(values: dict[str, Any]) -> dict[str, Any]:

@@ -95,13 +95,9 @@ def load(context: Context) -> None:
         return
     while context.is_chief and states.fallbacks:
         print(states.fallbacks.pop(0))
-    loop.restored, loop.saved_step = found, found.state.step
-    states.begin(found.state.step)
-    saved = found.state.loop or {}
-    loop.load_state_dict(saved["position"])
+    _continue(context, found)
     progress = context.progress
-    progress.step, progress.examples = found.state.step, found.state.examples
-    progress.skipped, progress.global_step = found.state.skipped, found.state.updates
+    progress.examples, progress.skipped = found.state.examples, found.state.skipped
     progress.resumed = [found.state.step, found.state.examples]
     if context.is_chief:
         print(f"training continues after step {found.state.step}")
@@ -123,14 +119,21 @@ def join(context: Context, has_to: bool = True) -> None:
     if joined is None:
         raise FailedPreconditionError("the others' loops have ended: this process takes no part in them")
     found = SavedState(State.from_config(joined.state), [*joined.arrays])
-    loop, progress, state = context.loop, context.progress, found.state
-    loop.restored, loop.saved_step, loop.joined = found, state.step, True
-    loop.load_state_dict((state.loop or {})["position"])
-    if context.states is not None:
-        context.states.begin(state.step)
-    progress.step, progress.skipped, progress.global_step = state.step, 0, state.updates
+    _continue(context, found)
+    loop, context.progress.skipped = context.loop, 0
+    loop.joined = True
     for number, owner in enumerate(loop.owners):
         owner.restore(RestoredLoop.of(found, number, owner))
+
+
+def _continue(context: Context, found: SavedState) -> None:
+    """Put the loops of a run where a state has them; variables take their values when they are made."""
+    loop, progress, state = context.loop, context.progress, found.state
+    loop.restored, loop.saved_step = found, state.step
+    loop.load_state_dict((state.loop or {})["position"])
+    progress.step, progress.global_step = state.step, state.updates
+    if context.states is not None:
+        context.states.begin(state.step)
 
 
 def joined_state(context: Context) -> JoinedState:
