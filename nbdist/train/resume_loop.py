@@ -347,7 +347,7 @@ class ResumeAdapter:
             rate=self._given_rate if rate is None else rate,
             made_with=made_with,
             steps=None if found.steps is None else self._all_steps(found.steps),
-            **components,
+            **{**components, "values": components["values"] or None},
         )
 
     def _all_steps(self, steps: Sequence[int]) -> list[int]:
