@@ -7,6 +7,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+RANDOM = random.SystemRandom()  # processes of the tests whose generators have one seed draw different ports
 ASSIGNED = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -14,6 +15,6 @@ def free_port() -> int:
     """Return a port below those that the system assigns to whoever asks for any."""
     first = int(ASSIGNED.read_text().split()[0]) if ASSIGNED.exists() else 32_768
     while True:
-        port = random.randrange(10_000, max(first, 20_000))
+        port = RANDOM.randrange(10_000, max(first, 20_000))
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port

@@ -18,6 +18,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import psutil
+from ports import free_port
 
 if TYPE_CHECKING:
     from browser_lab import Tab
@@ -74,7 +75,7 @@ class LabServer:
         self.process = subprocess.Popen(
             [sys.executable, *program, "--no-browser", "--allow-root", "--expose-app-in-browser",
              "--JupyterNotebookApp.expose_app_in_browser=True", "--ip=127.0.0.1",
-             "--ServerApp.port=0", "--LabApp.collaborative=False",
+             f"--ServerApp.port={free_port()}", "--LabApp.collaborative=False",
              f"--ServerApp.root_dir={self.notebooks}"],
             env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, start_new_session=True,

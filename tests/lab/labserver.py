@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 import websocket
 from jupyter_server.serverapp import ServerApp
+from ports import free_port
 from tornado.httpserver import HTTPServer
 from waiting import PATIENCE, until
 
@@ -145,8 +146,7 @@ class ServerProcess(Client):
 @contextmanager
 def server_process(folder: Path, *flags: str) -> Iterator[ServerProcess]:
     """Run ``jupyter server`` in its own process, with only our extension, until the block ends."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()  # Jupyter looks for one that is free, closes it, and listens at it later
     command = [
         sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", f"--port={port}",
         f"--ServerApp.base_url={BASE}", f"--ServerApp.root_dir={folder}",
