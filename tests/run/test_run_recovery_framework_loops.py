@@ -95,7 +95,7 @@ def stopped(run: Run, gate: Path) -> None:
     run.stop()
     run.poll()
     for info in run.members.infos:  # a task processes messages in order
-        run._monitor._cluster.peer(info.rank).call("run.hello")
+        run._followed.cluster.peer(info.rank).call("run.hello")
     gate.touch()
     run.wait()
 
