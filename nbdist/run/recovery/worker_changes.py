@@ -220,7 +220,11 @@ class WorkerChanges:
                 )
         for resize in growth.poll():
             member = members.worker(resize.new.rank)
-            if resize.problem:
+            if member.info != resize.new:
+                # Its rank has another process by now, which is being added.
+                resize.calls, resize.problem = None, resize.problem or "another process has its rank"
+                self._note_resize(resize)
+            elif resize.problem:
                 self._give_up_added(member, resize)
             else:
                 self._start_added(member, resize)
