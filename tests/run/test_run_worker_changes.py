@@ -1,4 +1,4 @@
-"""Workers that a run adds, on a cluster of which no process is there."""
+"""Workers that a run loses and adds, on a cluster of which no process is there."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from nbdist.run.membership import MembershipRules
 from nbdist.run.options import Options
 from nbdist.run.progress import ProgressTracker
 from nbdist.run.recovery.failure_detector import FailureDetector
-from nbdist.run.recovery.member import Members, State
-from nbdist.run.recovery.replacement import CallsByRank
+from nbdist.run.recovery.member import Members, Need, State
+from nbdist.run.recovery.policy import Action, Decision
+from nbdist.run.recovery.replacement import CallsByRank, Restart, RestartBudget, WorkerRecovery
 from nbdist.run.recovery.resizing import WorkerGrowth
 from nbdist.run.recovery.worker_changes import WorkerChanges
 from nbdist.run.remote import EndedTasks
@@ -111,3 +112,19 @@ def test_an_added_worker_whose_process_is_replaced_before_it_has_the_body_is_add
     assert member.state is State.JOINING
     assert launcher.ranks == {0, 1, 2}
     assert not changes.under_way
+
+
+def test_a_run_does_not_wait_for_a_worker_that_it_no_longer_needs_and_that_is_not_replaced(
+    followed: Followed,
+) -> None:
+    """It was needed in a session with too few others, and died again after they had joined."""
+    recovery = WorkerRecovery(followed.cluster, Launcher(), RestartBudget(0))
+    changes = WorkerChanges(followed.run, followed.detector, recovery, None)
+    member = followed.members.worker(1)
+    member.move(State.LOST)
+    member.need = Need.AT_END
+    member.renew(member.info, State.JOINING, Restart(member.info, "it died", 1, 0.0, calls=Calls()))
+    member.suspect(0.0, "it died again", "")
+    changes.lose(member, Decision(Action.CONTINUE, by_session=True))
+    assert (member.state, member.outcome, member.need) == (State.LOST, {}, Need.NONE)
+    assert "it is not replaced, as --max-restarts 0 asks" in followed.noted[0]

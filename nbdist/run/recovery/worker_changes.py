@@ -55,7 +55,8 @@ class WorkerChanges:
         """Continue the run without a worker, until its new process joins."""
         followed, name, loss = self._followed, member.info.name, member.loss
         assert loss is not None
-        member.need = max(member.need, decision.need)
+        # Its former process may have been needed, before others joined again.
+        member.need = decision.need
         if isinstance(member.entry, Resize) and member.is_new:
             member.entry.problem = "it was lost before it joined"
             followed.events.resized(member.entry)
