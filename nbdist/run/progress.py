@@ -48,7 +48,7 @@ SHOWN = {State.LOST: LOST, State.REPLACING: LOST, State.ADDED: JOINING, State.LE
 
 def shown(member: Member) -> str:
     """Return the state of a replica whose task is in no training; empty for the one that it says itself."""
-    if member.state is State.JOINING:
+    if member.state is State.JOINING or (member.is_new and not member.is_away):
         return RESTARTING if isinstance(member.entry, Restart) else JOINING
     return SHOWN.get(member.state, "")
 

@@ -24,6 +24,7 @@ from nbdist.run.options import Options
 from nbdist.run.outcome import pack, unpack
 from nbdist.run.progress import WINDOW, ProgressTracker
 from nbdist.run.recovery.member import Members, State
+from nbdist.run.recovery.replacement import Restart
 from nbdist.run.remote import EndedTasks
 from nbdist.run.run import Run
 from nbdist.run.task import reporting
@@ -307,6 +308,21 @@ def test_the_epoch_is_that_of_the_replica_which_has_most_left() -> None:
     assert tally.standing(2.0, store).epoch == 28
     tally.update(1, report(75, state="finished") | epoch(30), 2.0)  # by a callback
     assert (tally.standing(2.0, store).epoch, tally.standing(2.0, store).epochs) == (40, 40)
+
+
+def test_a_new_process_that_dies_before_it_has_joined_counts_no_steps() -> None:
+    members = Members([TaskInfo("worker", i, i, "here", 7, "", "", 1) for i in range(2)])
+    tally, store = ProgressTracker(2, synchronous=False, members=members.workers), RunStore()
+    member = members.workers[1]
+    tally.update(1, report(70, examples=70), 1.0)
+    member.move(State.LOST)
+    tally.lose(1, 2.0)
+    member.renew(member.info, State.JOINING, Restart(member.info, "it died", 1, 2.0, calls=NoCalls()))
+    tally.restart(1)
+    member.suspect(3.0, "it died again", "")
+    tally.update(1, report(3), 3.0)
+    assert tally.standing(3.0, store).replicas[1].state == "restarting"
+    assert tally.standing(3.0, store).step == 70
 
 
 def test_rates_cover_the_last_seconds() -> None:
