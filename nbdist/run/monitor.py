@@ -146,9 +146,11 @@ class RunMonitor:
 
     def _collect(self) -> None:
         """Collect the outcomes that have arrived; the first failure ends the other bodies."""
+        expected = {one.rank: one for one in self.members.workers if one.outcome is None}
         for rank in self.followed.calls.ready_ranks():
-            member = self.members.worker(rank)
-            if member.outcome is None:
+            member = expected.get(rank)
+            # What was done about an earlier one may be that this one is not expected any more.
+            if member is not None and member.outcome is None:
                 self._take(member, self.followed.calls.outcome(rank))
 
     def _take(self, member: Member, outcome: Any) -> None:

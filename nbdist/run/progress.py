@@ -273,8 +273,9 @@ class ProgressTracker:
 
     def _note_pause(self, now: float) -> None:
         """Keep account of the time for which the run was paused."""
-        states = {latest.state for latest in self._latest} - {*ABSENT, "finished"}
-        if states == {PAUSED}:
+        states = (one.state for one in self._latest)
+        training = (state for state in states if state not in (*ABSENT, "finished"))
+        if next(training, "") == PAUSED and all(state == PAUSED for state in training):
             self._paused_since = now if self._paused_since is None else self._paused_since
         elif self._paused_since is not None:
             self._rested, self._paused_since = self._rested + now - self._paused_since, None

@@ -149,8 +149,9 @@ class RemoteOutcomes:
 
     def ready_ranks(self) -> list[int]:
         """Return the ranks whose outcome is known; fetches a page of each other one."""
+        over = self.over()
         for rank in list(self._waiting):
-            if self._due(rank):
+            if self._due(rank, over):
                 self._look(rank)
         if self._missing and not self._waiting:
             known = dict(self._found)
@@ -173,8 +174,8 @@ class RemoteOutcomes:
             raise FailedPreconditionError(f"there is no outcome of rank {rank} yet")
         return self._found[rank]
 
-    def _due(self, rank: int) -> bool:
-        wait = READY_SECONDS if rank in self.over() else POLL_SECONDS
+    def _due(self, rank: int, over: Collection[int]) -> bool:
+        wait = READY_SECONDS if rank in over else POLL_SECONDS
         return rank in self._pages or time.monotonic() - self._asked.get(rank, 0.0) >= wait
 
     def _look(self, rank: int) -> None:
