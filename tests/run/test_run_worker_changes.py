@@ -101,7 +101,7 @@ def test_an_added_worker_whose_process_is_replaced_before_it_has_the_body_is_add
     followed.cluster.tasks = [*followed.cluster.tasks, a_task(2, incarnation=2)]
     changes.poll()
     member = followed.members.worker(2)
-    assert member.state is State.ADDED
+    assert (member.state, member.info.incarnation) == (State.ADDED, 2)
     launcher.preparing[2].outcomes[2] = TaskDiedError("it died")
     followed.cluster.tasks = [*followed.cluster.tasks[:2], a_task(2, incarnation=3)]
     changes.poll()
@@ -109,8 +109,7 @@ def test_an_added_worker_whose_process_is_replaced_before_it_has_the_body_is_add
     assert "could not be prepared: it died" in followed.noted[0]
     launcher.preparing[3].outcomes[2] = None
     changes.poll()
-    assert member.state is State.JOINING
-    assert launcher.ranks == {0, 1, 2}
+    assert (member.state, launcher.ranks) == (State.JOINING, {0, 1, 2})
     assert not changes.under_way
 
 
