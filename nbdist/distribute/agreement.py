@@ -58,13 +58,12 @@ class GroupAgreement(Agreement, LearningRate):
 
     def __init__(self, group: Collective, optimizer: Optimizer) -> None:
         self._group, self._optimizer = group, optimizer
-        self._wanted: float = optimizer.learning_rate
+        self._wanted: float | None = None
 
     def agree(self, stop: bool) -> bool:
         """Return whether any replica is to stop, and take the first one's learning rate."""
-        own = [stop, 0.0 if self._group.rank else self._wanted]
-        stops, rate = self._group.all_reduce(np.array(own), "sum")
-        self._optimizer.learning_rate = float(rate)
+        stops, rate = self._group.all_reduce(np.array([stop, self.learning_rate or 0.0]), "sum")
+        self._optimizer.learning_rate, self._wanted = float(rate), None
         return bool(stops)
 
     def end_epoch(self, stop: bool) -> bool:
@@ -78,7 +77,9 @@ class GroupAgreement(Agreement, LearningRate):
     @property
     def learning_rate(self) -> float | None:
         """The rate of the next update, on the first replica."""
-        return None if self._group.rank else self._wanted
+        if self._group.rank:
+            return None
+        return self._optimizer.learning_rate if self._wanted is None else self._wanted
 
     def set_learning_rate(self, rate: float) -> None:
         """Change the rate of all replicas before the next step; the first one sends it."""

@@ -67,6 +67,26 @@ def test_workers_differ_between_two_means() -> None:
     assert everywhere(world, body) == [[-2, -4, -9], [-4, -8, -9]]
 
 
+def test_a_rate_that_a_loop_assigns_holds_from_the_next_step_on() -> None:
+    world = thread_world(lambda place: LocalSGD(every=1, world=place), size=2)
+
+    def body(strategy: Any, context: Any) -> list[float]:
+        optimizer = SGD(1.0)
+        replica = strategy.replica([("w", np.zeros(1, np.float32))], optimizer)
+        seen = []
+        for number in range(3):
+            assert not replica.agreement.agree(False)
+            replica.gradients()[0][...] = 0.5
+            replica.push()
+            seen.append(float(replica.values[0][0]))
+            if number == 0 and context.is_chief:  # all take the first one's
+                optimizer.learning_rate = 0.25
+        replica.close()
+        return seen
+
+    assert everywhere(world, body) == [[-1, -1.25, -1.5]] * 2
+
+
 def test_a_strategy_has_one_method_to_write_and_three_to_change() -> None:
     found = {name for name, one in vars(Strategy).items() if inspect.isfunction(one) and name[0] != "_"}
     assert found == {"replica", "begin", "companions", "end"}
