@@ -86,6 +86,20 @@ class TrainingStates(CheckpointManager):
         """The number of the training that continues ``read``, once a training has looked for it."""
         return 0 if self._chosen is None else self._chosen.training
 
+    def require_support(self, strategy: Strategy) -> None:
+        """Raise InvalidArgumentError if a state is to be read or saved that a strategy cannot continue."""
+        if strategy.continues:
+            return
+        if self.read is not None:
+            raise InvalidArgumentError(
+                f"strategy {strategy.name} cannot continue a training from {self.read}: train anew, without "
+                "it, or between-graph"
+            )
+        if self.saves:
+            raise InvalidArgumentError(
+                f"strategy {strategy.name} cannot save the state of a training: drop --checkpoint-every"
+            )
+
     def find(self, training: int) -> SavedState | None:
         """Return the state that this training of the run continues, if there is one.
 

@@ -96,15 +96,7 @@ class ResumeAdapter:
         # What a worker reads of its own is part of what a continued training must have in common.
         self._data, self._steps, cursor = part if part.apart else dataset, steps, DataCursor()
         if states is not None:
-            if states.read is not None and not strategy.continues:
-                raise InvalidArgumentError(
-                    f"strategy {strategy.name} cannot continue a training from {states.read}: train anew, "
-                    "without it, or between-graph"
-                )
-            if states.saves and not strategy.continues:
-                raise InvalidArgumentError(
-                    f"strategy {strategy.name} cannot save the state of a training: drop --checkpoint-every"
-                )
+            states.require_support(strategy)
             self._found = states.find(context.trainings)
             while context.is_chief and states.fallbacks:
                 print(states.fallbacks.pop(0))

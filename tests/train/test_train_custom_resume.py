@@ -307,6 +307,23 @@ def test_differences_are_reported(tmp_path: Path) -> None:
     assert rate.loop.optimizer.learning_rate == 0.5
 
 
+class Unsaved(OneDeviceStrategy):
+    """A strategy without states, as one that a cell defines."""
+
+    name = "unsaved"
+    continues = False
+
+
+def test_a_strategy_without_states_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="unsaved cannot save the state of a training"):
+        Ended(tmp_path / "saves", with_epochs, strategy=Unsaved)
+    Ended(tmp_path / "first", with_epochs, dies=13)
+    with pytest.raises(InvalidArgumentError, match="unsaved cannot continue a training from"):
+        Ended(tmp_path / "reads", with_epochs, strategy=Unsaved, read=tmp_path / "first", every=None)
+    ended = Ended(tmp_path / "neither", with_epochs, strategy=Unsaved, every=None)
+    assert ended.context.progress.step == 20
+
+
 def test_values_that_cannot_be_saved_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def body(loop: Loop) -> Any:
         found = state(best=0.0)

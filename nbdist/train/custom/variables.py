@@ -107,6 +107,8 @@ class StrategyVariables:
 
     def begin(self, group: VariableGroup, step: Trace) -> None:
         """Transfer variables to the strategy's replicas, which train them from this step on."""
+        if self.context.states is not None:
+            self.context.states.require_support(self.strategy)
         found = {v: g for one in step.applied for v, g in zip(one.variables, one.gradients, strict=True)}
         tables = [
             number
