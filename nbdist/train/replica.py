@@ -25,7 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from nbdist.errors import FailedPreconditionError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.train.capabilities import (
     Agreement,
@@ -70,6 +70,14 @@ class Itself:
 itself: Any = Itself()
 
 
+CAPABILITIES: dict[str, type[Any]] = {
+    "programs": Programs, "rows": TableRows, "rate": LearningRate, "agreement": Agreement,
+    "membership": Membership, "state": StateAccess, "measures": Measuring, "overlap": Overlap,
+    "pending": PendingPush, "checks": StepChecks, "reads": Reads,
+}  # fmt: skip
+"""The class of each capability, by the attribute of a `Replica` that has it."""
+
+
 class Replica(ABC):
     """One replica's side of a strategy, for one training. All calls come from the training thread."""
 
@@ -110,6 +118,17 @@ class Replica(ABC):
         made = super().__new__(cls)
         made.report, made.hooks = StepReport(), TrainingHooks()
         return made
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise InvalidArgumentError for a class with methods of a capability that nothing would call."""
+        super().__init_subclass__(**options)
+        for name, kind in CAPABILITIES.items():
+            said = next(one for one in cls.__mro__ if name in vars(one))
+            if issubclass(cls, kind) and said is Replica:
+                raise InvalidArgumentError(
+                    f"{cls.__name__} inherits from {kind.__name__}, and nothing would call it: add the line "
+                    f"`{name} = itself` to the class (itself is in nbdist.train.replica)"
+                )
 
     @property
     def checks(self) -> StepChecks:

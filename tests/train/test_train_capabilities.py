@@ -27,11 +27,11 @@ from nbdist.distribute.all_reduce import AllReduceReplica
 from nbdist.distribute.elastic import ElasticReplica
 from nbdist.distribute.served_replica import ServedReplica
 from nbdist.distribute.sharded import ShardedReplica
-from nbdist.errors import FailedPreconditionError, NbdistError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError
 from nbdist.optim import SGD, Optimizer
 from nbdist.runtime.tables import RowGradient
 from nbdist.testing.strategy import World, everywhere, thread_world
-from nbdist.train.capabilities import Measures, ReplicaState, RestoredState
+from nbdist.train.capabilities import Agreement, Measures, ReplicaState, RestoredState
 from nbdist.train.context import Context
 from nbdist.train.custom.replicas import NoVariables
 from nbdist.train.replica import ReplicaLeft, change_rate, continuing, rate_of, step_program, tables_in
@@ -370,6 +370,13 @@ def test_a_settled_step_is_made(kind: str) -> None:
         return replica.report.unmade, values(replica)
 
     assert on_each(kind, body) == [(0, [-2.0, -2.0])] * 2
+
+
+def test_a_class_that_does_not_say_what_it_can_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"Forgets inherits from Agreement.*`agreement = itself`"):
+
+        class Forgets(OneDeviceReplica, Agreement):
+            pass
 
 
 def test_every_capability_has_a_contract_here() -> None:
