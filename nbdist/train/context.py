@@ -409,7 +409,9 @@ def current() -> Context:
 def left_behind() -> bool:
     """Whether this thread began in a run that is not the one under way in this process."""
     own = _of_thread()
-    return own is not None and own is not _current and _here.get() is None
+    if own is None or _here.get() is not None:
+        return False
+    return _current is None or own.control is not _current.control  # a run has several contexts
 
 
 def note_left_behind(context: Context) -> None:

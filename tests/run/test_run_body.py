@@ -21,6 +21,7 @@ from nbdist.run.task.reporting import SCREEN, Output, printing_to
 from nbdist.run.task.spawned import described
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.context import Context, Control, use
+from nbdist.train.one_device import OneDeviceStrategy
 from nbdist.ui.display.run import PrintedView
 from nbdist.ui.transcript import Transcript
 
@@ -149,6 +150,17 @@ def test_a_thread_that_a_run_has_left_behind_does_not_print_into_the_next_run(tm
     assert (first.take(), second.take()) == ("mine\n", "next\n")
     for output in (first, second):
         output.finish()
+
+
+def test_a_thread_of_what_trains_under_another_strategy_prints_into_its_run(tmp_path: Path) -> None:
+    output = Output(tmp_path / "1")
+    with use(Context()), printing_to(output):
+        with OneDeviceStrategy().scope():
+            own = threading.Thread(target=print, args=("mine",))
+            own.start()
+        own.join(30)
+    assert output.take() == "mine\n"
+    output.finish()
 
 
 @pytest.mark.engines
