@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nbdist.data import Dataset
 from nbdist.distribute import Strategy
 from nbdist.optim import SGD
 from nbdist.testing import StrategyContract, thread_world
-from nbdist.testing.strategy import World, alone, assert_alike, everywhere, fitted
+from nbdist.testing.strategy import World, alone, assert_alike, everywhere, fitted, model, points
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "strategies.md"
 
@@ -65,6 +66,19 @@ def test_workers_differ_between_two_means() -> None:
         return seen
 
     assert everywhere(world, body) == [[-2, -4, -9], [-4, -8, -9]]
+
+
+@pytest.mark.parametrize(("size", "share"), [(1, ""), (2, "replica 1's share of each batch")])
+def test_losses_are_named_as_those_of_a_share(size: int, share: str) -> None:
+    world = thread_world(lambda place: LocalSGD(world=place), size=size)
+
+    def body(strategy: Any, _: Any) -> str:
+        with strategy.scope():
+            made = model()
+            made.compile(SGD(0.1))
+        return made.fit(Dataset.from_arrays(*points(8)).batch(4)).share
+
+    assert everywhere(world, body)[-1] == share
 
 
 def test_a_rate_that_a_loop_assigns_holds_from_the_next_step_on() -> None:
