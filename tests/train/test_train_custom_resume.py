@@ -235,6 +235,29 @@ def test_a_killed_loop_continues_bit_for_bit(tmp_path: Path, body: Callable[[Loo
         assert getattr(second.context.progress, field) == getattr(whole.context.progress, field), field
 
 
+@pytest.mark.parametrize("dies", [8, 18])
+def test_a_killed_loop_after_a_fit_continues_bit_for_bit(tmp_path: Path, dies: int) -> None:
+    def body(loop: Loop) -> Any:
+        with loop.strategy.scope():
+            other = Sequential([Dense(3, "softmax")], seed=1)
+            other.compile(SGD(0.1))
+        other.fit(Dataset.from_arrays(x, y).batch(8))  # five steps
+        return with_epochs(loop)
+
+    whole = Ended(tmp_path / "whole", body, every=None)
+    first = Ended(tmp_path / "first", body, dies=dies)
+    at = read_saved(state_files(tmp_path / "first")[0]).state
+    assert at.loop is not None
+    assert dies - 2 <= at.step <= dies
+    second = Ended(tmp_path / "second", body, read=tmp_path / "first")
+    assert (whole.loop.made, second.loop.made) == (20, 25 - at.step)
+    for a, b in zip(whole.values, second.values, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert second.returned == whole.returned
+    assert {**first.losses, **second.losses} == whole.losses
+    assert whole.context.progress.step == second.context.progress.step == 25
+
+
 @pytest.mark.parametrize("dies", [3, 13])
 def test_a_loss_scale_continues(tmp_path: Path, dies: int) -> None:
     scaled = {"scale": 2.0**24}

@@ -119,11 +119,8 @@ def join(context: Context, has_to: bool = True) -> None:
     if joined is None:
         raise FailedPreconditionError("the others' loops have ended: this process takes no part in them")
     found = SavedState(State.from_config(joined.state), [*joined.arrays])
+    context.loop.joined, context.progress.skipped = True, 0
     _continue(context, found)
-    loop, context.progress.skipped = context.loop, 0
-    loop.joined = True
-    for number, owner in enumerate(loop.owners):
-        owner.restore(RestoredLoop.of(found, number, owner))
 
 
 def _continue(context: Context, found: SavedState) -> None:
@@ -134,6 +131,8 @@ def _continue(context: Context, found: SavedState) -> None:
     progress.step, progress.global_step = state.step, state.updates
     if context.states is not None:
         context.states.begin(state.step)
+    for number, owner in enumerate(loop.owners):  # of scopes that were entered before, such as that of a fit
+        owner.restore(RestoredLoop.of(found, number, owner))
 
 
 def joined_state(context: Context) -> JoinedState:

@@ -245,8 +245,7 @@ class Runner:
 
     def _count(self, calls: Sequence[Call]) -> None:
         variables, progress = self.variables, self.variables.context.progress
-        variables.steps += 1
-        progress.step = variables.steps
+        progress.step += 1
         progress.examples += sum(len(call.arrays[0]) for call in calls if call.arrays and call.arrays[0].ndim)
         variables.count_updates()
 

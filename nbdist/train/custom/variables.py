@@ -58,7 +58,6 @@ class StrategyVariables:
         """Whether this process asks the others to stop before their next step."""
         self.at_finish: Callable[[], object] | None = None
         """Called when replicas finish, while they still have what their optimizers keep."""
-        self.steps = self.context.progress.step
         self.updates_before = 0
         """Updates of the run before those that are trained now."""
         self.takes_over = False
@@ -80,6 +79,11 @@ class StrategyVariables:
         self.boundary = Boundary(
             self.context, self._training, self._updates, lambda folder: save_loop(self, folder)
         )
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run on this replica: those of all its loops and trainings."""
+        return self.context.progress.step
 
     def group_for(self, applied: Applied) -> VariableGroup:
         """Return the variables that an optimizer trains together, or raise if they are not those it did."""
@@ -167,8 +171,8 @@ class StrategyVariables:
         """Continue after the steps that a lost process has made in this one's place."""
         progress = self.context.progress
         self.joined_at = membership.joins_at or 0
-        self.steps += self.joined_at
-        progress.step = progress.joined = self.steps
+        progress.step += self.joined_at
+        progress.joined = progress.step
         progress.left_out = membership.left_out
 
     @property
@@ -179,7 +183,7 @@ class StrategyVariables:
 
     def restore(self, restored: RestoredLoop) -> None:
         """Continue from a state that has arrived after the variables were begun to be made."""
-        self._restored, self.steps = restored, self.context.progress.step
+        self._restored = restored
         self.restore_values()
         for counter in self._counted:
             self._counted[counter] = int(self.host_value(counter))
@@ -388,7 +392,6 @@ class StrategyVariables:
     def _take_back_unmade(self) -> None:
         """Count no step that this replica has pushed and that was not made, because others had stopped."""
         unmade = max((g.replicas[0].report.unmade for g in self.groups if g.replicas), default=0)
-        self.steps -= unmade
         self.context.progress.step -= unmade
 
     def ask_state(self) -> bool:
