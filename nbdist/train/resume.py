@@ -107,12 +107,12 @@ class TrainingStates(CheckpointManager):
         """
         return self._find(lambda state: state.loop is None and state.training == training)
 
-    def find_loop(self, trainings: int) -> SavedState | None:
-        """Return the state of a loop of one's own, to continue after so many trainings, if there is one.
+    def find_loop(self, fits: int) -> SavedState | None:
+        """Return the state of a loop of one's own, to continue after so many trainings of `fit`, if any.
 
         Raises as `find` does.
         """
-        return self._find(lambda state: state.loop is not None and state.loop["fits"] == trainings)
+        return self._find(lambda state: state.loop is not None and state.loop["fits"] == fits)
 
     def _find(self, is_wanted: Callable[[State], bool]) -> SavedState | None:
         """Return the state to continue from if it is the wanted one; all files are checked the first time."""

@@ -235,12 +235,17 @@ def test_a_killed_loop_continues_bit_for_bit(tmp_path: Path, body: Callable[[Loo
         assert getattr(second.context.progress, field) == getattr(whole.context.progress, field), field
 
 
-@pytest.mark.parametrize("dies", [8, 18])
-def test_a_killed_loop_after_a_fit_continues_bit_for_bit(tmp_path: Path, dies: int) -> None:
+@pytest.mark.parametrize(("loops", "dies"), [(0, 8), (0, 18), (2, 18), (2, 22)])
+def test_a_killed_loop_after_a_fit_continues_bit_for_bit(tmp_path: Path, loops: int, dies: int) -> None:
     def body(loop: Loop) -> Any:
         with loop.strategy.scope():
             other = Sequential([Dense(3, "softmax")], seed=1)
             other.compile(SGD(0.1))
+        data = loop.strategy.distribute_dataset(loop.data)
+        for _ in range(loops):
+            for _ in epochs(1):
+                for batch in data:
+                    loop.train(batch)
         other.fit(Dataset.from_arrays(x, y).batch(8))  # five steps
         return with_epochs(loop)
 
@@ -250,12 +255,14 @@ def test_a_killed_loop_after_a_fit_continues_bit_for_bit(tmp_path: Path, dies: i
     assert at.loop is not None
     assert dies - 2 <= at.step <= dies
     second = Ended(tmp_path / "second", body, read=tmp_path / "first")
-    assert (whole.loop.made, second.loop.made) == (20, 25 - at.step)
+    steps = 5 * loops + 5 + 20
+    assert (whole.loop.made, second.loop.made) == (steps - 5, 5 * loops + steps - at.step)
     for a, b in zip(whole.values, second.values, strict=True):
         np.testing.assert_array_equal(a, b)
     assert second.returned == whole.returned
     assert {**first.losses, **second.losses} == whole.losses
-    assert whole.context.progress.step == second.context.progress.step == 25
+    assert whole.context.progress.step == second.context.progress.step == steps
+    assert whole.context.progress.global_step == second.context.progress.global_step
 
 
 @pytest.mark.parametrize("dies", [3, 13])

@@ -88,7 +88,7 @@ def load(context: Context) -> None:
     states, loop, joining = context.states, context.loop, context.strategy.joining
     if states is None or loop.restored is not None or (joining is not None and joining.joins_loops):
         return
-    found = states.find_loop(context.trainings)
+    found = states.find_loop(context.trainings - loop.begun)
     if found is None:
         if states.values and not loop.values.restored and context.trainings + 1 >= states.awaited:
             loop.values.load_state_dict(states.values)
@@ -126,13 +126,13 @@ def join(context: Context, has_to: bool = True) -> None:
 def _continue(context: Context, found: SavedState) -> None:
     """Put the loops of a run where a state has them; variables take their values when they are made."""
     loop, progress, state = context.loop, context.progress, found.state
+    for number, owner in enumerate(loop.owners):  # of scopes that were entered before, such as that of a fit
+        owner.restore(RestoredLoop.of(found, number, owner))
     loop.restored, loop.saved_step = found, state.step
     loop.load_state_dict((state.loop or {})["position"])
     progress.step, progress.global_step = state.step, state.updates
     if context.states is not None:
         context.states.begin(state.step)
-    for number, owner in enumerate(loop.owners):  # of scopes that were entered before, such as that of a fit
-        owner.restore(RestoredLoop.of(found, number, owner))
 
 
 def joined_state(context: Context) -> JoinedState:

@@ -183,6 +183,8 @@ class StrategyVariables:
 
     def restore(self, restored: RestoredLoop) -> None:
         """Continue from a state that has arrived after the variables were begun to be made."""
+        if self._training():  # in a loop before, which was over when the state was saved
+            self.finish()
         self._restored = restored
         self.restore_values()
         for counter in self._counted:
