@@ -20,6 +20,7 @@ from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import columns_from_logs
 from nbdist.nn import BatchNorm, Dense, Dropout, Sequential, compute_average_loss, losses
 from nbdist.optim import SGD, Adam, LossScaleOptimizer, Optimizer
+from nbdist.testing.strategy import variables_of
 from nbdist.train import epochs, state
 from nbdist.train.context import Context, current, get_strategy, use
 from nbdist.train.custom.api import end_loops
@@ -235,8 +236,11 @@ def test_a_killed_loop_continues_bit_for_bit(tmp_path: Path, body: Callable[[Loo
         assert getattr(second.context.progress, field) == getattr(whole.context.progress, field), field
 
 
-@pytest.mark.parametrize(("loops", "dies"), [(0, 8), (0, 18), (2, 18), (2, 22)])
-def test_a_killed_loop_after_a_fit_continues_bit_for_bit(tmp_path: Path, loops: int, dies: int) -> None:
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(("loops", "dies"), [(0, 8), (2, 18)])
+def test_a_killed_loop_after_a_fit_continues_bit_for_bit(
+    tmp_path: Path, loops: int, dies: int, devices: int
+) -> None:
     def body(loop: Loop) -> Any:
         with loop.strategy.scope():
             other = Sequential([Dense(3, "softmax")], seed=1)
@@ -249,12 +253,13 @@ def test_a_killed_loop_after_a_fit_continues_bit_for_bit(tmp_path: Path, loops: 
         other.fit(Dataset.from_arrays(x, y).batch(8))  # five steps
         return with_epochs(loop)
 
-    whole = Ended(tmp_path / "whole", body, every=None)
-    first = Ended(tmp_path / "first", body, dies=dies)
+    on: Any = {"strategy": lambda: MirroredStrategy(["CPU:0"] * devices)}
+    whole = Ended(tmp_path / "whole", body, every=None, **on)
+    first = Ended(tmp_path / "first", body, dies=dies, **on)
     at = read_saved(state_files(tmp_path / "first")[0]).state
     assert at.loop is not None
     assert dies - 2 <= at.step <= dies
-    second = Ended(tmp_path / "second", body, read=tmp_path / "first")
+    second = Ended(tmp_path / "second", body, read=tmp_path / "first", **on)
     steps = 5 * loops + 5 + 20
     assert (whole.loop.made, second.loop.made) == (steps - 5, 5 * loops + steps - at.step)
     for a, b in zip(whole.values, second.values, strict=True):
@@ -262,6 +267,8 @@ def test_a_killed_loop_after_a_fit_continues_bit_for_bit(tmp_path: Path, loops: 
     assert second.returned == whole.returned
     assert {**first.losses, **second.losses} == whole.losses
     assert whole.context.progress.step == second.context.progress.step == steps
+    replicas = variables_of(second.loop.strategy).local.made
+    assert [one.arrays[second.loop.seen] for one in replicas] == [steps - 5] * devices
     assert whole.context.progress.global_step == second.context.progress.global_step
 
 

@@ -185,6 +185,10 @@ class StrategyVariables:
         """Continue from a state that has arrived after the variables were begun to be made."""
         if self._training():  # in a loop before, which was over when the state was saved
             self.finish()
+        self.fetch_local()
+        for local in self.local.made:  # what replicas have follows from the restored values
+            local.arrays.clear()
+            local.programs.clear()
         self._restored = restored
         self.restore_values()
         for counter in self._counted:
