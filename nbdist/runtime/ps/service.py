@@ -417,8 +417,7 @@ class ParameterService:
         hosted = self._numbers.get(number)
         if hosted is None or hosted.shard is None or hosted.mailbox is None:
             return
-        one = hosted.replicas[replica]
-        if incarnation != one.incarnation:
+        if replica >= len(hosted.replicas) or incarnation != hosted.replicas[replica].incarnation:
             return
         try:
             if slot == COUNT and replica in hosted.shard.evicted:
