@@ -90,7 +90,11 @@ def test_the_quickstart_a_sweep_and_a_cell_of_pytorch_run(
     assert "ranks 2" in printed
     assert "of the test digits" in printed
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
-    assert len(pictures) == 6  # three trainings, the quickstart's own figure, the sweep, the cell of PyTorch
+    # Three trainings, the quickstart's own figure, the sweep, the cell of PyTorch:
+    assert len(pictures) == 6, [
+        (cell.source[:30], [sorted(output.get("data", {})) for output in cell.outputs])
+        for cell in notebook.cells
+    ]
     assert "Error displaying widget" not in json.dumps(notebook)
     # What a front end without nbdist's renderer and without a kernel falls back to is in each of them.
     assert all("text/plain" in output["data"] for output in pictures)
