@@ -92,8 +92,22 @@ class RestartBudget:
         )
 
 
+@dataclass(kw_only=True)
+class Entry:
+    """How a process enters a run that is under way, or leaves it."""
+
+    calls: RunCalls | None = None
+    """The call that runs the body on a new process, once it is sent."""
+    step: int | None = None
+    """The replica's own step at which it has joined or left; None while it has not."""
+    seconds: float = 0.0
+    """From when the run found the loss, or the added worker, until the process joined."""
+    problem: str = ""
+    """Why the run continues without the process."""
+
+
 @dataclass
-class Restart:
+class Restart(Entry):
     """The replacement of one lost worker."""
 
     old: TaskInfo
@@ -104,14 +118,6 @@ class Restart:
     lost_at: float
     """On the clock of ``time.monotonic``."""
     new: TaskInfo | None = None
-    calls: RunCalls | None = None
-    """The call that runs the body on the new process, once it is sent."""
-    step: int | None = None
-    """The replica's own step at which the new process has joined; None while it has not."""
-    seconds: float = 0.0
-    """From the detection of the loss until it joined."""
-    problem: str = ""
-    """Why the run continues without it."""
 
     @property
     def text(self) -> str:

@@ -22,12 +22,12 @@ from typing import Any
 
 from nbdist.errors import NbdistError
 from nbdist.run.protocols import RunCalls, RunTasks
-from nbdist.run.recovery.replacement import BodyLauncher, start_body
+from nbdist.run.recovery.replacement import BodyLauncher, Entry, start_body
 from nbdist.runtime.task import TaskInfo
 
 
 @dataclass
-class Resize:
+class Resize(Entry):
     """A worker that was added to a run, or that has left it."""
 
     new: TaskInfo
@@ -37,14 +37,6 @@ class Resize:
     """Which one of the run it is, from 1 on; 0 of a client that adds no workers."""
     begun_at: float
     """On the clock of ``time.monotonic``."""
-    calls: RunCalls | None = None
-    """The call that runs the body on an added worker, once it is sent."""
-    step: int | None = None
-    """The replica's step at which it has joined or left; None while it has not."""
-    seconds: float = 0.0
-    """From when the run found the worker until it joined."""
-    problem: str = ""
-    """Why the run continues without an added worker."""
 
     @property
     def text(self) -> str:
