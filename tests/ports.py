@@ -12,7 +12,7 @@ ASSIGNED = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port() -> int:
-    """Return a port below those that the system assigns to whoever asks for any."""
+    """Return a free port below those that the system assigns by itself."""
     first = int(ASSIGNED.read_text().split()[0]) if ASSIGNED.exists() else 32_768
     while True:
         port = RANDOM.randrange(10_000, max(first, 20_000))

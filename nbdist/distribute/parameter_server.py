@@ -566,7 +566,7 @@ class ServerOptions(TransportOptions):
         None,
         "--sync: R gradients make a step (default: one a worker)",
         "R",
-        doc="with sync, how many gradients make a step; None is one of each worker that is no backup",
+        doc="with sync, how many gradients make a step; None is one of each worker but the backups",
         **whole(1),
         synchronous=True,
     )

@@ -90,7 +90,7 @@ def find_run(run_id: str | None) -> RunFile:
             ) from None
     known = [run for run in runs() if run.kind == "run" and run.status != "damaged"]
     if not known:
-        raise NotFoundError("there is no run yet; %%distribute starts one")
+        raise NotFoundError("no run is on record; %%distribute starts one")
     return latest_of(known, living())
 
 

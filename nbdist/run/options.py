@@ -62,7 +62,7 @@ def parse_on(text: str) -> tuple[str, list[int] | None]:
 
 
 def names_of_variables(flag: str) -> Callable[[tuple[str, ...]], None]:
-    """Return a check that names the first text that is no name of a variable."""
+    """Return a check that names the first text which cannot name a variable."""
 
     def check(given: tuple[str, ...]) -> None:
         for name in given:

@@ -171,7 +171,7 @@ class RemoteOutcomes:
     def outcome(self, rank: int) -> Any:
         """Return a rank's outcome, or an exception."""
         if rank not in self._found:
-            raise FailedPreconditionError(f"there is no outcome of rank {rank} yet")
+            raise FailedPreconditionError(f"the outcome of rank {rank} has not arrived")
         return self._found[rank]
 
     def _due(self, rank: int, over: Collection[int]) -> bool:

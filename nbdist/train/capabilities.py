@@ -5,7 +5,7 @@
     StepChecks, Reads               how steps are left out, and parameters read between steps
     Programs, TableRows, Overlap    its own programs, rows of tables, steps dispatched ahead
     LearningRate, Agreement         what replicas agree on
-    Membership, StateAccess         who takes part in a training, and how it continues
+    Membership, StateAccess         the processes of a training, and how it continues
     Measuring, PendingPush          losses of whole batches, and pushes that return early
 
 `tests/train/test_train_capabilities.py` has the contract of each.

@@ -134,7 +134,7 @@ class SharedBatches:
 
     @abstractmethod
     def reduce_value(self, array: Array, op: str) -> Array:
-        """Return the sum or the mean over all replicas in sync of a value that is no gradient."""
+        """Return the sum or the mean over all replicas in sync of a value other than a gradient."""
 
 
 class LoopCalls(SharedBatches):
@@ -202,7 +202,7 @@ class LoopCalls(SharedBatches):
         return import_module("nbdist.train.custom.replicas").all_reduce(self, array, op)  # type: ignore[no-any-return]
 
     def reduce_value(self, array: Array, op: str) -> Array:
-        """Return the sum or the mean over all replicas in sync of a value that is no gradient."""
+        """Return the sum or the mean over all replicas in sync of a value other than a gradient."""
         return import_module("nbdist.train.custom.replicas").value_group_of(self).all_reduce(array, op)  # type: ignore[no-any-return]
 
     def form_value_group(self) -> Collective:

@@ -107,7 +107,7 @@ def test_a_cluster_from_start_to_end(server: ServerProcess) -> None:
     id = answer.json["id"]
     starting = feed.until(lambda state: item(id, state))
     assert (starting["engines"], starting["detached"]) == (2, True)
-    assert starting["state"] in ("starting", "running")  # the start may be faster than the page is told
+    assert starting["state"] in ("starting", "running")  # the start may end before the page learns of it
     running = feed.until(lambda state: item(id, state).get("state") == "running" and item(id, state))
     assert (running["workers"], running["error"], running["dead"]) == (2, None, [])
     feed.poll(id)
