@@ -28,10 +28,11 @@ class RateSchedule:
     def follow(self, replica: Replica) -> None:
         """Have the next update be made at its rate.
 
-        A replica that receives the rate from others does nothing. Raises StepStopped if no update can follow.
+        A replica that receives the rate from others does nothing. Raises StepStopped if no update can follow,
+        FailedPreconditionError if the replica cannot change its rate.
         """
         now = rate_of(replica)
-        if now is None:
+        if now is None and replica.rate is not None:
             return
         control, progress = self._context.control, self._context.progress
         rate = self._rate_at(replica.report.global_step, (progress.epoch or 1) - 1)

@@ -18,7 +18,7 @@ from waiting import until
 
 from nbdist import nn
 from nbdist.data import Dataset
-from nbdist.errors import AbortedError
+from nbdist.errors import AbortedError, FailedPreconditionError
 from nbdist.graph.tensor import Variable
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import columns_from_logs
@@ -26,6 +26,7 @@ from nbdist.optim import SGD, Adam
 from nbdist.train import context as contexts
 from nbdist.train.context import Checkpoints, Context, Control
 from nbdist.train.one_device import OneDeviceReplica, OneDeviceStrategy
+from nbdist.train.schedule import RateSchedule
 
 Array = np.ndarray[Any, Any]
 PATIENCE = 30.0
@@ -235,6 +236,15 @@ def test_a_learning_rate_applies_to_the_current_training(
     other = model(SGD(0.3))
     other.fit(data())
     assert context.progress.learning_rate == other.optimizer.learning_rate == 0.3  # type: ignore[union-attr]
+
+
+def test_a_replica_without_a_rate_refuses_a_schedule(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stepping, "rate", None)
+    replica = Stepping([("w", np.ones(2, np.float32))], SGD(0.1))
+    with pytest.raises(FailedPreconditionError, match="Stepping cannot change its learning rate"):
+        RateSchedule(lambda updates, epoch: 0.2, context).follow(replica)
 
 
 def test_a_checkpoint_has_the_weights_of_its_step(strategy: SteppingStrategy, context: Context) -> None:

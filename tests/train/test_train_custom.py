@@ -369,6 +369,28 @@ def test_a_stop_ends_the_loop_and_keeps_the_weights(strategy: Strategy) -> None:
         assert not list(strategy.distribute_dataset(Dataset.range(8).batch(2)))
 
 
+def test_a_rate_reaches_strategies_that_train_in_turn() -> None:
+    context = Context(quiet=True)
+    with use_here(context):
+        optimizers = []
+        steps = []
+        for _ in range(2):
+            one, optimizer = OneDeviceStrategy(), SGD(0.1)
+            w = variable(one, np.float32(1))
+
+            def step(w: Variable = w, optimizer: SGD = optimizer) -> None:
+                optimizer.minimize(w * 1.0)
+
+            optimizers.append(optimizer)
+            steps.append((one, step))
+        for turn in range(3):
+            for one, step in steps:
+                one.run(step)
+            if turn == 0:
+                context.control.set_rate(0.5)
+        assert [one.learning_rate for one in optimizers] == [0.5, 0.5]
+
+
 def test_a_repeated_step_assigns_once() -> None:
     class Once(OneDeviceReplica):
         failed = False
