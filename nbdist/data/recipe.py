@@ -181,7 +181,7 @@ def _check_values(name: str, values: list[Any], kinds: tuple[str, ...]) -> None:
 
 
 # Whole pipelines, with their functions: what a dataset consists of in this process. They travel only where
-# code does (`nbdist.run.push`), and are put together again as they were, with the same shuffles.
+# code does (`nbdist.run.values.push`), and are put together again as they were, with the same shuffles.
 
 PARTS = (ArrayRows, CsvRows, Generated, MemoryCache, FileCache, Measured, BufferTuner, CallsTuner)
 """Classes of what a pipeline has in it, beside functions of nbdist and of the user: plain attributes."""

@@ -27,7 +27,6 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.metrics.run_folder import RunFile, read_run, run_folder
-from nbdist.run.backfill import backfill_store, log_end, printed
 from nbdist.run.finish import ENDED
 from nbdist.run.follow import View
 from nbdist.run.history import runs
@@ -43,6 +42,7 @@ from nbdist.run.resumable import members_of, named_task, options_of
 from nbdist.run.run import Run, left_workers
 from nbdist.run.start import RunLauncher, resumed
 from nbdist.run.task.agent import BODY_REQUEST, install
+from nbdist.run.values.backfill import backfill_store, log_end, printed
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.rpc.frame import Frame
 

@@ -16,7 +16,7 @@ from nbdist.metrics.run_folder import RunFile, read_run, write_run
 from nbdist.run.body_error import error_from_record
 from nbdist.run.devices import ReplicaDevice
 from nbdist.run.followed import FollowedRun
-from nbdist.run.outcome import keep_light, unpack
+from nbdist.run.values.outcome import keep_light, unpack
 from nbdist.runtime.task import TaskInfo
 
 Outcomes: TypeAlias = Mapping[int, Mapping[str, Any]]

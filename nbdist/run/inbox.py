@@ -2,7 +2,7 @@
 
 Points, output and progress come about ten times a second. A task drops a subscriber that stops reading (a
 kernel that computes for minutes); a client that receives nothing for 2 s subscribes again and fills the gap
-from the task's log (`nbdist.run.backfill.StreamPosition`).
+from the task's log (`nbdist.run.values.backfill.StreamPosition`).
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from nbdist.errors import (
     TaskDiedError,
     UnavailableError,
 )
-from nbdist.run.outcome import MOST_BYTES, decode, read_outcome
 from nbdist.run.protocols import RunReplacement, RunTasks
+from nbdist.run.values.outcome import MOST_BYTES, decode, read_outcome
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.rpc.client import Peer
 from nbdist.wire.rpc.frame import Frame

@@ -6,8 +6,8 @@
 
 ``%%distribute --resume ID`` needs the states only: the cell gives the body again. ``run.resume()`` and the
 sidebar also need the body. Nothing is pickled: a function is recorded as its source text, or as the name
-under which it is imported, and inputs are plain values, arrays and models (see `nbdist.run.outcome.pack`).
-The Jupyter server looks for the names of these files only.
+under which it is imported, and inputs are plain values, arrays and models (see
+`nbdist.run.values.outcome.pack`). The Jupyter server looks for the names of these files only.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from nbdist.errors import (
 )
 from nbdist.json_values import listed
 from nbdist.metrics.run_folder import BODY, NO_BODY, RunFile, read_run, run_folder, write_whole_file
-from nbdist.run.delivery import Given
 from nbdist.run.history import is_under_way, runs
 from nbdist.run.options import Options
-from nbdist.run.outcome import decode, encode, pack, unpack
 from nbdist.run.record import ACTIVE, RunRecord
+from nbdist.run.values.delivery import Given
+from nbdist.run.values.outcome import decode, encode, pack, unpack
 from nbdist.runtime.task import TaskInfo
 
 LONGEST_WHY = 1000  # characters

@@ -33,7 +33,6 @@ from nbdist.metrics.table import every_point, table
 from nbdist.metrics.timeline import Timeline
 from nbdist.numbers import is_whole
 from nbdist.run import finish
-from nbdist.run.backfill import collect, steps_of
 from nbdist.run.body_error import Hint
 from nbdist.run.control import KEPT_SECONDS, RunControls
 from nbdist.run.devices import ReplicaDevice, replica_devices, trained_on
@@ -50,6 +49,7 @@ from nbdist.run.recovery.ownership import RunOwnership
 from nbdist.run.recovery.replacement import BodyLauncher, CallsByRank, Restart, RestartBudget, WorkerRecovery
 from nbdist.run.recovery.resizing import Resize, WorkerGrowth
 from nbdist.run.recovery.server_recovery import Replaced
+from nbdist.run.values.backfill import collect, steps_of
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
 from nbdist.wire.rpc.frame import Frame

@@ -26,13 +26,11 @@ from nbdist.errors import (
 from nbdist.frameworks.registry import FRAMEWORKS
 from nbdist.frameworks.versions import check_versions
 from nbdist.metrics.run_folder import RunFile, new_run_id, run_folder, versions, write_run
-from nbdist.run.delivery import Delivery, Given, missing_name, without_closure
 from nbdist.run.follow import View
 from nbdist.run.in_graph.start import InGraph
 from nbdist.run.membership import MembershipRules
 from nbdist.run.options import Options, check_numbers, parse_on, select
 from nbdist.run.protocols import RunCalls, RunTasks
-from nbdist.run.push import Packed
 from nbdist.run.recovery.failure_detector import remedy
 from nbdist.run.recovery.ownership import RunOwnership
 from nbdist.run.resumable import members_of, options_of, read_body, record_body, resumable_run
@@ -40,6 +38,8 @@ from nbdist.run.run import Run
 from nbdist.run.task.agent import install
 from nbdist.run.task.body import RunSpec, check_source, run_body
 from nbdist.run.task.edited_modules import autoreloaded
+from nbdist.run.values.delivery import Delivery, Given, missing_name, without_closure
+from nbdist.run.values.push import Packed
 from nbdist.runtime.task import TaskInfo, segment_prefix
 
 _prepared: set[int] = set()

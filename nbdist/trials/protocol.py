@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.distribute.registry import STRATEGIES, default_strategy
-from nbdist.run.delivery import Given, Pushed
 from nbdist.run.options import Options
 from nbdist.run.task.body import RunSpec
+from nbdist.run.values.delivery import Given, Pushed
 from nbdist.sweep.parameters import plain
 
 STATE = "state.safetensors"

@@ -25,11 +25,11 @@ from nbdist.errors import (
     ResourceExhaustedError,
     choices,
 )
-from nbdist.run.delivery import Given
 from nbdist.run.options import Options, select
 from nbdist.run.start import any_cluster, check_given, prepare
 from nbdist.run.task.body import check_source
 from nbdist.run.task.edited_modules import autoreloaded
+from nbdist.run.values.delivery import Given
 from nbdist.sweep.event_log import EventLog
 from nbdist.sweep.events import Direction
 from nbdist.sweep.parse import as_space

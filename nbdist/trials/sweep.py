@@ -19,9 +19,9 @@ from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
 from nbdist.frameworks.registry import SPECS, StateDict
 from nbdist.frameworks.trainable import weights_in
 from nbdist.metrics.table import table
-from nbdist.run.delivery import Delivery, Given, missing_name
 from nbdist.run.options import select
 from nbdist.run.start import check_given
+from nbdist.run.values.delivery import Delivery, Given, missing_name
 from nbdist.runtime.task import TaskInfo, segment_prefix
 from nbdist.sweep import commands
 from nbdist.sweep.events import Event, Promoted, SpaceEdited

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from nbdist.cluster.calls import Calls
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NbdistError, TaskDiedError, UnavailableError
-from nbdist.run.delivery import Delivery
+from nbdist.run.values.delivery import Delivery
 from nbdist.runtime.task import TaskInfo
 from nbdist.trials.protocol import SweepSpec, TrialSpec, run_name
 from nbdist.trials.trial_worker import open_trial_server, serve

@@ -23,13 +23,13 @@ from nbdist.cluster.folder import FOLDER, clusters_folder, living, runs_on
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from nbdist.frameworks.registry import loaded
 from nbdist.run.attach import attach_run
-from nbdist.run.delivery import Given
 from nbdist.run.follow import View
 from nbdist.run.history import is_under_way, runs
 from nbdist.run.options import SETTINGS, LaunchOptions, Options
 from nbdist.run.replication import replication_of
 from nbdist.run.run import Run
 from nbdist.run.start import resume_run, start_run
+from nbdist.run.values.delivery import Given
 from nbdist.sweep.events import Direction
 from nbdist.sweep.space import Space
 from nbdist.sweep.state import Trial

@@ -23,10 +23,10 @@ from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError, WorkerError
 from nbdist.frameworks.registry import loaded
 from nbdist.metrics.run_folder import duration
-from nbdist.run.delivery import Given
 from nbdist.run.follow import InterruptDebounce
 from nbdist.run.options import Options
 from nbdist.run.run import Run
+from nbdist.run.values.delivery import Given
 from nbdist.train.options import names
 from nbdist.trials.sweep import Sweep
 from nbdist.ui.api import LOOK_SECONDS, follow_in_background, run_name, run_sweep, start

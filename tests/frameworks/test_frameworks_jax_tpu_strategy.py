@@ -15,10 +15,10 @@ import pytest
 from tiers import matrix
 
 from nbdist.errors import InvalidArgumentError, WorkerError
-from nbdist.run.backfill import printed
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
+from nbdist.run.values.backfill import printed
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster

@@ -24,9 +24,9 @@ from nbdist.metrics.table import parts_from_logs
 from nbdist.run import monitor
 from nbdist.run.attach import attach_run
 from nbdist.run.options import Options
-from nbdist.run.outcome import outcome_path
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
+from nbdist.run.values.outcome import outcome_path
 from nbdist.runtime.task import TaskInfo
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from nbdist.metrics import log
 from nbdist.metrics.log import MAGIC, Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import RunStore, columns_from_logs
-from nbdist.run import backfill
-from nbdist.run.backfill import backfill_store, log_end, printed
-from nbdist.run.outcome import decode, outcome_path, read_outcome
 from nbdist.run.task import agent as keeping
 from nbdist.run.task.agent import Agent, CachedOutcome
 from nbdist.run.task.reporting import TAIL_LIMIT, ActiveRun, Output, tail_of
+from nbdist.run.values import backfill
+from nbdist.run.values.backfill import backfill_store, log_end, printed
+from nbdist.run.values.outcome import decode, outcome_path, read_outcome
 from nbdist.train.context import Context
 from nbdist.wire.rpc.client import Peer
 from nbdist.wire.rpc.frame import Frame

@@ -17,10 +17,10 @@ import nbdist as nb
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
 from nbdist.metrics.timeline import Span, Timeline
 from nbdist.metrics.timeline_parts import Part, part_path, write_part
-from nbdist.run.backfill import collect, steps_of
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
+from nbdist.run.values.backfill import collect, steps_of
 from nbdist.runtime.task import TaskInfo, host_identity
 from nbdist.ui.api import launch
 from nbdist.ui.timeline.view import TimelineView

@@ -31,5 +31,7 @@ def test_a_public_name_is_no_module_unless_it_is_meant_to_be(name: str) -> None:
     ),
 )
 def test_runs_lists_runs_whatever_was_imported_before(first: str) -> None:
-    code = f"import nbdist as nb; {first}; assert isinstance(nb.runs(), list); import nbdist.run.outcome"
+    code = (
+        f"import nbdist as nb; {first}; assert isinstance(nb.runs(), list); import nbdist.run.values.outcome"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from nbdist.errors import DataLossError, InvalidArgumentError
-from nbdist.run import outcome as outcomes
-from nbdist.run.outcome import (
+from nbdist.run.values import outcome as outcomes
+from nbdist.run.values.outcome import (
     LEAST,
     MAGIC,
     SIZES,

@@ -54,7 +54,7 @@ history = model.fit(data, epochs={epochs})
 STARTER = """
 import os, sys, time
 from nbdist.cluster.cluster import Cluster
-from nbdist.run.delivery import Given
+from nbdist.run.values.delivery import Given
 from nbdist.run.options import Options
 from nbdist.run.start import start_run
 body, settings = open(sys.argv[1]).read(), eval(sys.argv[2])

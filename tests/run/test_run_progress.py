@@ -17,11 +17,9 @@ from nbdist.errors import AbortedError, InvalidArgumentError, ResourceExhaustedE
 from nbdist.metrics.run_folder import RunFile
 from nbdist.metrics.store import RunStore
 from nbdist.nn import Dense, Sequential
-from nbdist.run import outcome
 from nbdist.run.control import progress_message
 from nbdist.run.membership import MembershipRules
 from nbdist.run.options import Options
-from nbdist.run.outcome import pack, unpack
 from nbdist.run.progress import WINDOW, ProgressTracker
 from nbdist.run.recovery.member import Members, State
 from nbdist.run.recovery.replacement import Restart
@@ -30,6 +28,8 @@ from nbdist.run.run import Run
 from nbdist.run.task import reporting
 from nbdist.run.task.body import assigned_names, certain_names, describe_error
 from nbdist.run.task.reporting import Output
+from nbdist.run.values import outcome
+from nbdist.run.values.outcome import pack, unpack
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context, Control, Progress

@@ -20,13 +20,13 @@ from tiers import matrix
 from waiting import until
 
 from nbdist.metrics.store import RunStore
-from nbdist.run import backfill
 from nbdist.run.options import Options
 from nbdist.run.progress import ProgressTracker, Standing, Stragglers
 from nbdist.run.recovery import failure_detector
 from nbdist.run.recovery.member import Members, State
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
+from nbdist.run.values import backfill
 from nbdist.runtime.task import TaskInfo
 
 if TYPE_CHECKING:

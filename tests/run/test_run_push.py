@@ -20,9 +20,9 @@ from hypothesis.extra import numpy as hnp
 
 from nbdist.data.dataset import Dataset
 from nbdist.errors import InvalidArgumentError, ResourceExhaustedError
-from nbdist.run.delivery import Delivery, Given, Receiver
-from nbdist.run.push import Packed, build, pack
 from nbdist.run.start import check_given
+from nbdist.run.values.delivery import Delivery, Given, Receiver
+from nbdist.run.values.push import Packed, build, pack
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.hosts import host_identity
 from nbdist.wire.rpc.frame import Frame
@@ -294,7 +294,7 @@ def test_the_error_for_an_unpushable_value_has_its_type_and_advice(monkeypatch: 
 
 
 def test_too_many_values_in_lists_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nbdist.run.push.MOST_ITEMS", 100)
+    monkeypatch.setattr("nbdist.run.values.push.MOST_ITEMS", 100)
     with pytest.raises(ResourceExhaustedError, match="x makes more than 100 values in lists and"):
         pack({"x": list(range(101))})
 
@@ -336,7 +336,7 @@ def files() -> set[str]:
 
 
 def test_each_host_receives_the_arrays_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nbdist.run.delivery.PART_BYTES", 10_000)
+    monkeypatch.setattr("nbdist.run.values.delivery.PART_BYTES", 10_000)
     x, receiver = np.arange(9000.0), Receiver(PREFIX)
     wire = Wire(receiver)
     packed = Given({"x": x}, (x, "a"), {"scale": 2}, {"n": 3}).pack()

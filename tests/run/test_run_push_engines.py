@@ -88,7 +88,7 @@ def test_a_function_has_arguments_and_what_it_closes_over(cluster: Cluster) -> N
 def test_a_name_of_the_notebook_that_a_worker_lacks_is_named(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nbdist.run.delivery.user_namespace", lambda: {"size": 3})
+    monkeypatch.setattr("nbdist.run.values.delivery.user_namespace", lambda: {"size": 3})
     with pytest.raises(WorkerError, match=r"defined in the notebook.* pass it with push=\{'size': size\}"):
         quiet("print(size)", cluster)
     with pytest.raises(WorkerError) as caught:
@@ -163,7 +163,7 @@ def test_a_sweep_of_another_kernel_asks_for_its_pushed_values(cluster: Cluster) 
 def test_a_trial_that_lacks_a_name_says_what_to_add(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nbdist.run.delivery.user_namespace", lambda: {"size": 3})
+    monkeypatch.setattr("nbdist.run.values.delivery.user_namespace", lambda: {"size": 3})
     namespace: dict[str, Any] = {"n": 3}
     sweep, _ = begin_sweep(
         "lr=[1] --metric score --push n --no-live", "\nscore = lr * n * size\n", namespace, may_wait=False

@@ -17,10 +17,10 @@ from waiting import limit, until
 
 from nbdist.errors import TaskDiedError
 from nbdist.metrics.run_folder import read_run
-from nbdist.run.delivery import Given
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
+from nbdist.run.values.delivery import Given
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster

@@ -37,10 +37,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbdist.errors import FailedPreconditionError
-from nbdist.run.backfill import StreamPosition
 from nbdist.run.recovery.replacement import Restart
 from nbdist.run.recovery.resizing import Resize
 from nbdist.run.recovery.server_recovery import Replaced
+from nbdist.run.values.backfill import StreamPosition
 from nbdist.runtime.task import TaskInfo
 
 

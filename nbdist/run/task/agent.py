@@ -16,7 +16,7 @@ run.commands   run ────────────────────�
 run.stop / run.abort ──────────────────► the training loop sees it at its next step
 run.control    run, do ────────────────► likewise: pause, resume, learning rate, checkpoint (see control.py)
 run.timeline   run ────────────────────► the task's spans of the run, also of the last one that has ended
-push.open, push.part, push.close         arrays from a client on another host, see delivery.py
+push.open, push.part, push.close         arrays from a client on another host, see values/delivery.py
 run.release    run ────────────────────► drops the run's parameters and datasets, returns freed memory to the
                                          system, writes its timeline
 run_body       run ────────────────────► the body and its RunSpec, for the next owner of the run: over
@@ -48,10 +48,10 @@ from nbdist.home import private_folder
 from nbdist.metrics.timeline import Span, Timeline
 from nbdist.metrics.timeline_parts import Part, write_part
 from nbdist.run.control import apply_command
-from nbdist.run.delivery import Receiver, without_closure
-from nbdist.run.outcome import Buffer, encode, page, write_outcome
 from nbdist.run.task.edited_modules import watch_imports
 from nbdist.run.task.reporting import ActiveRun
+from nbdist.run.values.delivery import Receiver, without_closure
+from nbdist.run.values.outcome import Buffer, encode, page, write_outcome
 from nbdist.runtime import task as tasks
 from nbdist.runtime.data.service import DataService
 from nbdist.runtime.groups import GroupCoordinator

@@ -41,9 +41,7 @@ from nbdist.metrics.log import log_path
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.run_folder import duration
 from nbdist.nn import Model
-from nbdist.run.delivery import Given, Pushed, names_added, with_closure
 from nbdist.run.options import Options
-from nbdist.run.outcome import pack
 from nbdist.run.task.agent import Agent, agent
 from nbdist.run.task.data_reader import DataReader
 from nbdist.run.task.edited_modules import settle_edits
@@ -52,6 +50,8 @@ from nbdist.run.task.reporting import ActiveRun, Output, displaying_to, printing
 from nbdist.run.task.signals import bodies_only, interruptible
 from nbdist.run.task.spawned import sent_by_value
 from nbdist.run.task.terminal import without_terminal
+from nbdist.run.values.delivery import Given, Pushed, names_added, with_closure
+from nbdist.run.values.outcome import pack
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import Task, current
 from nbdist.text import cut_middle

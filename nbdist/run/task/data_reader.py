@@ -3,7 +3,7 @@
     reader = DataReader(task, run, check)
     dataset = reader.served(dataset, strategy)      # equals the dataset given; data tasks make its passes
 
-A dataset travels as what it consists of (:func:`nbdist.run.push.pack`): its functions as code, over
+A dataset travels as what it consists of (:func:`nbdist.run.values.push.pack`): its functions as code, over
 ipyparallel's channel, the numbers of its arrays through shared memory. It is sent when a pass is opened on a
 task that does not have it: to new processes too. A dataset has a *fingerprint*, which is the same for equal
 datasets of several workers, so that replicas in step share its passes.
@@ -29,9 +29,9 @@ from nbdist.data.dataset import Dataset
 from nbdist.data.parts import with_passes
 from nbdist.data.steps import tokens
 from nbdist.errors import InvalidArgumentError, NbdistError, UnavailableError
-from nbdist.run.delivery import Delivery, Pushed
-from nbdist.run.push import Packed, build, pack
 from nbdist.run.task.agent import agent, shared_prefix
+from nbdist.run.values.delivery import Delivery, Pushed
+from nbdist.run.values.push import Packed, build, pack
 from nbdist.runtime.data.reader import PassReader, Source
 from nbdist.runtime.task import Task, TaskInfo
 from nbdist.train.strategy import Strategy

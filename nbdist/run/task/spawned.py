@@ -20,7 +20,7 @@ from types import FunctionType
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError, NbdistError
-from nbdist.run.push import build, pack
+from nbdist.run.values.push import build, pack
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.metrics.timeline import Timeline
-from nbdist.run.backfill import stored
+from nbdist.run.values.backfill import stored
 from nbdist.ui.timeline import gantt
 from nbdist.ui.timeline.gantt import html, text
 

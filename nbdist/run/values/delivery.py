@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError
-from nbdist.run.push import Packed, build, pack
+from nbdist.run.values.push import Packed, build, pack
 from nbdist.runtime.server import Handler
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.hosts import host_identity

@@ -44,7 +44,7 @@ from nbdist.data.steps import Inner
 from nbdist.errors import InvalidArgumentError, ResourceExhaustedError
 from nbdist.frameworks.registry import SPECS
 from nbdist.nn import Model
-from nbdist.run import outcome
+from nbdist.run.values import outcome
 
 Node: TypeAlias = tuple[Any, ...]
 
