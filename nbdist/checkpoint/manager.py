@@ -4,7 +4,7 @@
     found = manager.load(read_state)                    # the newest one of ``earlier`` that is whole
     manager.begin(step)
     if manager.is_due(step):                            # between two steps
-        manager.save(training, step, snapshot)          # returns when it is copied
+        manager.save(training, step, take)              # returns when what take() returns is copied
     manager.finish()                                    # when the training ends: waits for the disk
 
 Training pauses for the copy only. A thread writes it: draft, fsync, rename, fsync of the folder. The newest
@@ -143,6 +143,9 @@ class CheckpointManager:
     until a state is written again.
     """
 
+    passing: tuple[type[Exception], ...] = ()
+    """Errors that say that there is no state, and not that it could not be written: `save` raises them."""
+
     def __init__(
         self,
         folder: Path | None = None,
@@ -214,12 +217,23 @@ class CheckpointManager:
             return False
         return due
 
-    def save(self, training: int, step: int, snapshot: Snapshot) -> None:
-        """Copy a state, and write it on a thread of its own, once the one before it is written."""
+    def save(self, training: int, step: int, take: Callable[[], Snapshot]) -> None:
+        """Copy the state that ``take`` returns, and write it on a thread of its own; a failure ends nothing.
+
+        Waits until the one before it is written. Raises those errors of ``take`` that are ``passing``.
+        """
         assert self.folder is not None
+        try:
+            self._save(training, step, take(), self.folder)
+        except self.passing:
+            raise
+        except Exception as error:  # no memory for the copy, say
+            self._fail(not_written(training, step, self.folder, error))
+
+    def _save(self, training: int, step: int, snapshot: Snapshot, folder: Path) -> None:
         self._wait()
         self.begin(step)
-        own, folder = snapshot.copied(self._copies), self.folder
+        own = snapshot.copied(self._copies)
         self._copies = own.tensors
         path = folder / f"state-{training:04d}-{step:012d}.safetensors"
 
@@ -235,20 +249,23 @@ class CheckpointManager:
         self._thread = threading.Thread(target=work, name="nbdist writes a training's state", daemon=True)
         self._thread.start()
 
-    def keep(self, snapshot: Snapshot) -> None:
-        """Write the state at the end of a training; raises what the disk refuses."""
+    def keep(self, training: int, step: int, take: Callable[[], Snapshot]) -> None:
+        """Write the state that ``take`` returns at the end of a training; a failure ends nothing."""
         assert self.target is not None
-        write_snapshot(self.target, snapshot)
-        self.error = None
-        self._reported.discard("error")
+        try:
+            write_snapshot(self.target, take())
+        except Exception as error:  # a full disk, say: what was trained is as good as before
+            self._fail(not_written(training, step, self.target, error))
+        else:
+            self.error = None
+            self._reported.discard("error")
 
     def finish(self) -> None:
         """Wait until the last state is written, and release the copies."""
         self._wait()
         self._copies = {}
 
-    def fail(self, reason: str) -> None:
-        """Record why a state could not be written, and print it the first time."""
+    def _fail(self, reason: str) -> None:
         self.error = reason
         self._say("error", reason)
 

@@ -20,7 +20,10 @@ class Stateful(Protocol):
     """Something whose state is saved between two steps, and restored in another process."""
 
     def state_dict(self) -> Any:
-        """Return the state as plain values, for :meth:`load_state_dict`; later changes do not reach it."""
+        """Return the state for :meth:`load_state_dict`: plain values, which later changes do not reach.
+
+        Parts of a framework also have its tensors.
+        """
 
     def load_state_dict(self, state: Any, /) -> None:
         """Continue from what :meth:`state_dict` returned."""

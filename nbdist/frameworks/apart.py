@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -93,7 +93,7 @@ def changes() -> dict[str, Change]:
     arguments: list[Any] = []  # of transformers, which compares them by value
 
     def accelerate(module: ModuleType, patches: Patches) -> None:
-        patches.replace(module.Accelerator, "__init__", partial(_made, accelerators.add))
+        patches.follow(module.Accelerator, "__init__", accelerators.add)
         for name in ("prepare", "backward"):
             patches.replace(module.Accelerator, name, partial(_checked_accelerator, accelerators))
 
@@ -101,7 +101,7 @@ def changes() -> dict[str, Change]:
         patches.replace(module.DataLoaderStateMixin, "begin", _checked_loader)
 
     def transformers_arguments(module: ModuleType, patches: Patches) -> None:
-        patches.replace(module.TrainingArguments, "__post_init__", partial(_made, arguments.append))
+        patches.follow(module.TrainingArguments, "__post_init__", arguments.append)
 
     def transformers_trainer(module: ModuleType, patches: Patches) -> None:
         patches.replace(module.Trainer, "__init__", partial(_with_arguments, arguments))
@@ -120,14 +120,6 @@ def changes() -> dict[str, Change]:
         "torch.nn.parallel.distributed": distributed_module,
         "torch.utils.data.distributed": distributed_sampler,
     }
-
-
-def _made(record: Callable[[Any], object], original: Any) -> Any:
-    def initialize(self: Any, *args: Any, **options: Any) -> None:
-        original(self, *args, **options)
-        record(self)
-
-    return initialize
 
 
 def _checked_accelerator(made: WeakSet[Any], original: Any) -> Any:

@@ -38,7 +38,7 @@ def seen_and_steered(framework: str, context: Context) -> Iterator[None]:
             if states is not None:  # a trial of a sweep: its states are torch's, not those of nbdist's models
                 context.states = None
                 stack.callback(setattr, context, "states", states)
-                state = stack.enter_context(TorchState(context, states))
+                state = TorchState(context, states, stack.enter_context(Patches({})))
         try:
             yield
         except BaseException:

@@ -106,6 +106,11 @@ class Progress:
     checkpoint: dict[str, Any] | None = None
     """The last checkpoint that was asked for: its number, step, path (None if it failed) and error."""
 
+    def resume(self, step: int, examples: int = 0, skipped: int = 0) -> None:
+        """Continue after the steps of an earlier run."""
+        self.step, self.examples, self.skipped = step, examples, skipped
+        self.resumed = [step, examples]
+
 
 _lock = threading.Lock()
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from nbdist.checkpoint.manager import CHECK, CheckpointManager, Snapshot, checksum, not_written
+from nbdist.checkpoint.manager import CHECK, CheckpointManager, Snapshot, checksum
 from nbdist.checkpoint.tensor_file import TensorFile
 from nbdist.data import Dataset
 from nbdist.data.meter import Meter
@@ -77,6 +77,7 @@ class TrainingStates(CheckpointManager):
     begin anew.
     """
 
+    passing = (StepStopped, AbortedError)
     cut = False
     """Whether a training was cut short: later ones of the run leave no state."""
     _chosen: State | None = None
@@ -129,25 +130,6 @@ class TrainingStates(CheckpointManager):
     def values(self) -> dict[str, Any] | None:
         """What `nbdist.train.state` had in the state that is continued, where that is of no loop."""
         return None if self._chosen is None or self._chosen.loop is not None else self._chosen.values
-
-    def leave(self, training: int, step: int, now: Callable[[], SavedState]) -> None:
-        """Write the state at the end of a training; a failure ends nothing."""
-        try:
-            self.keep(now().snapshot())
-        except Exception as error:  # a full disk, say: what was trained is as good as before
-            self.fail(not_written(training, step, self.target, error))
-
-    def save_now(self, training: int, step: int, now: Callable[[], SavedState]) -> None:
-        """Have the state written as it is ``now``; a failure ends nothing.
-
-        Raises StepStopped if the last step is never made, AbortedError if the run was aborted.
-        """
-        try:
-            self.save(training, step, now().snapshot())
-        except (StepStopped, AbortedError):
-            raise
-        except Exception as error:  # no memory for the copy, say
-            self.fail(not_written(training, step, self.folder, error))
 
 
 def read_saved(path: Path) -> SavedState:

@@ -190,8 +190,7 @@ class ResumeAdapter:
         index = 0 if self._before is None else context.strategy.replica_index
         step = state.step if self._before is None else state.began + self._steps_before(index)
         progress = context.progress
-        progress.step, progress.examples, progress.skipped = step, state.examples, state.skipped
-        progress.resumed = [step, state.examples]
+        progress.resume(step, state.examples, state.skipped)
         progress.global_step = state.updates_before + state.updates
         over = epochs is not None and self._place.epoch >= epochs
         if over:
@@ -262,7 +261,7 @@ class ResumeAdapter:
             if replica.state is not None and not replica.state.ask_state():
                 return 0.0
             began = time.perf_counter()
-            states.save_now(*self._moment, lambda: self._now(replica, cursor()))
+            states.save(*self._moment, lambda: self._now(replica, cursor()).snapshot())
             if self._context.step_log is not None:
                 self._context.step_log.note("compute", "state", began, time.perf_counter())
             return time.perf_counter() - began
@@ -294,14 +293,14 @@ class ResumeAdapter:
             return
         if states.saves:
             with contextlib.suppress(StepStopped):  # others have left before its last step: an older state
-                states.save_now(*self._moment, lambda: self._now(replica, cursor))
+                states.save(*self._moment, lambda: self._now(replica, cursor).snapshot())
             states.finish()
         if states.target is None:
             return
         if not strategy.continues:
             states.error = f"strategy {strategy.name} leaves no state from which a training can be continued"
             return
-        states.leave(*self._moment, lambda: self._now(replica, cursor))
+        states.keep(*self._moment, lambda: self._now(replica, cursor).snapshot())
 
     @property
     def _moment(self) -> tuple[int, int]:

@@ -104,9 +104,10 @@ def test_another_one_continues_from_the_state(kind: type, data: st.DataObject) -
 
 
 def test_every_kind_keeps_the_contract() -> None:
+    """Parts of a framework have its tensors as states: tests/frameworks trains with them."""
     found = set[str]()
     for path in Path(nbdist.checkpoint.__file__).parents[1].rglob("*.py"):
-        if "load_state_dict" in (text := path.read_text()):
+        if "frameworks" not in path.parts and "load_state_dict" in (text := path.read_text()):
             for one in ast.walk(ast.parse(text)):
                 if isinstance(one, ast.ClassDef) and one.name != "Stateful":
                     methods = {each.name for each in one.body if isinstance(each, ast.FunctionDef)}

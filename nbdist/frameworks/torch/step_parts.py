@@ -177,16 +177,12 @@ class StepParts:
         """Time the end of each backward, if the body makes a DistributedDataParallel."""
         import torch.autograd
 
-        def make(init: Any) -> Any:
-            def initialize(model: Any, *args: Any, **options: Any) -> None:
-                init(model, *args, **options)
-                if not self._reduces:
-                    self._reduces = True
-                    patches.replace(torch.autograd, "backward", self._timed_backward)
+        def made(model: Any) -> None:
+            if not self._reduces:
+                self._reduces = True
+                patches.replace(torch.autograd, "backward", self._timed_backward)
 
-            return initialize
-
-        patches.replace(module.DistributedDataParallel, "__init__", make)
+        patches.follow(module.DistributedDataParallel, "__init__", made)
 
     def _timed_backward(self, original: Any) -> Any:
         from torch.autograd import Variable

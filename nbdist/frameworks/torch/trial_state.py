@@ -1,7 +1,10 @@
 """What a trial of a sweep has trained with torch: kept at its end, continued by a promotion. `TorchState`.
 
-    with TorchState(context, CheckpointManager(write=folder / "state.safetensors", read=earlier)):
+    states = CheckpointManager(write=folder / "state.safetensors", read=earlier)
+    with Patches({}) as patches:
+        state = TorchState(context, states, patches)
         ...     # the body: its model and optimizer have the values of `earlier` as soon as they are made
+        state.save()
 
 A body makes its model, then its optimizer with the model's parameters, then trains. So the constructor of the
 optimizer is where values are restored, in place: those of all modules that have its parameters, the
@@ -14,12 +17,14 @@ multiplied by the same factor.
 
 from __future__ import annotations
 
+import itertools
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias
 
 from nbdist.checkpoint.manager import CheckpointManager, Snapshot
+from nbdist.checkpoint.stateful import Components
 from nbdist.checkpoint.tensor_file import TensorFile
 from nbdist.errors import DataLossError, InvalidArgumentError
 from nbdist.frameworks.patches import Patches
@@ -38,180 +43,178 @@ RATES = ("base_lrs", "_last_lr")
 
 
 class TorchState:
-    """Restores the state that ``states`` has found in a body, and gives it the body's own at its end."""
+    """Restores the state that ``states`` has found in a body, and gives it the body's own at its end.
 
-    def __init__(self, context: Context, states: CheckpointManager) -> None:
-        self._context, self._states = context, states
-        self._texts: dict[str, Any] = {}
-        self._tensors: dict[str, Any] = {}
-        self._optimizers: list[Optimizer] = []
-        self._given: list[list[float]] = []
-        self._models: list[Any] = []
-        self._schedulers: list[Any] = []
-        self._patches = Patches({})
-        if states.read is not None:
-            self._texts, self._tensors = states.load(read_state)
+    It sees what the body makes, until the ``patches`` end.
+    """
 
-    def __enter__(self) -> TorchState:
+    def __init__(self, context: Context, states: CheckpointManager, patches: Patches) -> None:
         import torch
         from torch.optim.lr_scheduler import LRScheduler
 
-        if self._context.seed is not None:
-            torch.manual_seed(self._context.seed)
-        if self._texts:
-            self._context.loop.load_state_dict(self._texts["position"])
-            self._context.progress.step = int(self._texts["step"])
-            self._context.progress.resumed = [int(self._texts["step"]), 0]
-        self._patches.__enter__()
-        self._patches.replace(torch.optim.Optimizer, "__init__", lambda init: self._then(init, self._made))
-        self._patches.replace(LRScheduler, "__init__", lambda init: self._then(init, self._scheduled))
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._patches.__exit__(kind, error, traceback)
-
-    def _then(self, init: Any, made: Any) -> Any:
-        """Return a constructor that calls ``made`` with the object afterwards."""
-
-        def construct(one: Any, *args: Any, **options: Any) -> None:
-            init(one, *args, **options)
-            made(one)
-
-        return construct
+        self._context, self._states = context, states
+        self._parts = Components()
+        """The place of the body's loops; its models, optimizers and schedulers, by kind and number."""
+        self._models: list[Any] = []
+        self._optimizers: list[_Optimizer] = []
+        self._schedulers = 0
+        self._random: Any = None
+        if context.seed is not None:
+            torch.manual_seed(context.seed)
+        if states.read is not None:
+            found = states.load(read_state)
+            context.progress.resume(found.pop("step"))
+            self._random = found.pop(RANDOM)
+            self._parts.load_state_dict(found)
+        self._parts.register("position", context.loop)
+        patches.follow(torch.optim.Optimizer, "__init__", self._made)
+        patches.follow(LRScheduler, "__init__", self._scheduled)
 
     def _made(self, optimizer: Optimizer) -> None:
         """Take note of an optimizer and its models, and restore them."""
-        number = len(self._optimizers)
-        self._optimizers.append(optimizer)
-        self._given.append([float(group.get("lr", 0.0)) for group in optimizer.param_groups])
-        for model in models_of(parameters_of(optimizer)):
-            if not any(model is known for known in self._models):
-                self._restore_model(model, len(self._models))
-                self._models.append(model)
-        if number < len(self._texts.get("optimizers", ())):
-            self._restore_optimizer(optimizer, number)
-            self._restore_random()
-
-    def _restore_model(self, model: Any, number: int) -> None:
-        mine = f"model.{number}."
-        found = {name.removeprefix(mine): one for name, one in self._tensors.items() if name.startswith(mine)}
-        if not found:
-            return
-        try:
-            model.load_state_dict(found)
-        except RuntimeError as error:
-            raise InvalidArgumentError(
-                f"the kept state is of another model: {error}. Continue it with the model that it is of"
-            ) from None
-
-    def _restore_optimizer(self, optimizer: Optimizer, number: int) -> None:
-        saved = self._texts["optimizers"][number]
-        sizes = [len(group["params"]) for group in optimizer.param_groups]
-        if (saved["class"], saved["sizes"]) != (type(optimizer).__name__, sizes):
-            raise InvalidArgumentError(
-                f"the kept state is of {saved['class']} with groups of {saved['sizes']} parameters, and the "
-                f"body makes {type(optimizer).__name__} with {sizes}: continue it with the same optimizer"
-            )
-        mine, state = f"optimizer.{number}.", dict[int, dict[str, Any]]()
-        tensors = {n.removeprefix(mine): one for n, one in self._tensors.items() if n.startswith(mine)}
-        for name, value in {**tensors, **saved["numbers"]}.items():
-            parameter, _, slot = name.partition(".")
-            state.setdefault(int(parameter), {})[slot] = value
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
-        self._restore_rates(optimizer, number)
-
-    def _restore_rates(self, optimizer: Optimizer, number: int) -> None:
-        saved = self._texts["optimizers"][number]
-        for group, kept, factor in zip(
-            optimizer.param_groups, saved["groups"], self._factors(number), strict=True
-        ):
-            group.update({name: rate * factor for name, rate in kept.items()})
-
-    def _factors(self, number: int) -> list[float]:
-        """Return by how much the body's learning rates differ from those that it gave before."""
-        before = self._texts["optimizers"][number]["given"]
-        return [new / old if old else 1.0 for new, old in zip(self._given[number], before, strict=True)]
-
-    def _scheduled(self, scheduler: Any) -> None:
-        """Take note of a scheduler, and restore it; it has set its optimizer's rates anew."""
-        number = len(self._schedulers)
-        self._schedulers.append(scheduler)
-        saved = self._texts.get("schedulers", ())
-        optimizer = next((i for i, one in enumerate(self._optimizers) if one is scheduler.optimizer), None)
-        if number >= len(saved) or optimizer is None or optimizer >= len(self._texts["optimizers"]):
-            return
-        factors = self._factors(optimizer)
-        for name, value in saved[number].items():
-            if name in RATES:
-                value = [rate * factor for rate, factor in zip(value, factors, strict=False)]
-            setattr(scheduler, name, value)
-        self._restore_rates(scheduler.optimizer, optimizer)
-
-    def _restore_random(self) -> None:
         import torch
 
-        if self._context.is_chief and RANDOM in self._tensors:
-            torch.set_rng_state(self._tensors[RANDOM])
+        for model in models_of(parameters_of(optimizer)):
+            if not any(model is known for known in self._models):
+                self._parts.register(f"model.{len(self._models)}", _Model(model))
+                self._models.append(model)
+        own = _Optimizer(optimizer)
+        self._parts.register(f"optimizer.{len(self._optimizers)}", own)
+        self._optimizers.append(own)
+        if own.saved and self._random is not None and self._context.is_chief:
+            torch.set_rng_state(self._random)  # the models were made with others
+
+    def _scheduled(self, scheduler: Any) -> None:
+        """Take note of a scheduler, and restore it."""
+        own = next((one for one in self._optimizers if one.optimizer is scheduler.optimizer), None)
+        self._parts.register(f"scheduler.{self._schedulers}", _Scheduler(scheduler, own))
+        self._schedulers += 1
 
     def save(self) -> None:
         """Write the state, on the chief, if the body has made an optimizer; a failure is printed."""
         if self._states.target is None or not self._context.is_chief or not self._optimizers:
             return
-        try:
-            tensors, texts = self._content()
-            self._states.keep(Snapshot({TORCH: json.dumps(texts)}, raw_tensors(tensors)))
-        except Exception as error:  # a full disk, say: the trial's result counts all the same
-            why = f"{type(error).__name__}: {error}"
-            self._states.fail(f"what was trained could not be kept in {self._states.target}: {why}")
+        self._states.keep(self._context.trainings, self._context.progress.step, self._snapshot)
 
-    def _content(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _snapshot(self) -> Snapshot:
         import torch
 
-        tensors: dict[str, Any] = {RANDOM: torch.get_rng_state()}
-        for number, model in enumerate(self._models):
-            tensors |= {f"model.{number}.{name}": one for name, one in model.state_dict().items()}
-        optimizers = []
-        for number, optimizer in enumerate(self._optimizers):
-            flat = dict(flat_state(optimizer.state_dict()["state"]))
-            numbers = {name: value for name, value in flat.items() if isinstance(value, (int, float))}
-            tensors |= {f"optimizer.{number}.{n}": one for n, one in flat.items() if n not in numbers}
-            groups = [
-                {name: float(group[name]) for name in ("lr", "initial_lr") if name in group}
-                for group in optimizer.param_groups
-            ]
-            sizes = [len(group["params"]) for group in optimizer.param_groups]
-            kind, given = type(optimizer).__name__, self._given[number]
-            optimizers.append(
-                {"class": kind, "sizes": sizes, "groups": groups, "given": given, "numbers": numbers}
-            )
+        parts = self._parts.state_dict()
+
+        def numbered(kind: str) -> list[dict[str, Any]]:
+            names = itertools.takewhile(parts.__contains__, (f"{kind}.{n}" for n in itertools.count()))
+            return [{key: one for key, one in parts[name].items() if key != "tensors"} for name in names]
+
         texts = {
             "format": FORMAT,
             "step": self._context.progress.step,
-            "position": self._context.loop.state_dict(),
-            "optimizers": optimizers,
-            "schedulers": [progress_of(one) for one in self._schedulers],
+            "position": parts["position"],
+            "optimizers": numbered("optimizer"),
+            "schedulers": numbered("scheduler"),
         }
-        return tensors, texts
+        tensors = {RANDOM: torch.get_rng_state()}
+        for part, state in parts.items():
+            tensors |= {f"{part}.{name}": tensor for name, tensor in state.get("tensors", {}).items()}
+        return Snapshot({TORCH: json.dumps(texts)}, raw_tensors(tensors))
 
 
-def progress_of(scheduler: Any) -> dict[str, Any]:
-    """Return those attributes of a scheduler that change while it is used, as plain values."""
-    found = {name: value for name, value in vars(scheduler).items() if name in PROGRESS}
-    return {
-        name: [float(one) for one in value] if isinstance(value, (list, tuple)) else value
-        for name, value in found.items()
-        if isinstance(value, (int, float, list, tuple))
-    }
+@dataclass
+class _Model:
+    """The weights and buffers of a module."""
+
+    model: Any
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tensors": dict(self.model.state_dict())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        try:
+            self.model.load_state_dict(state["tensors"])
+        except RuntimeError as error:
+            raise InvalidArgumentError(
+                f"the kept state is of another model: {error}. Continue it with the model that it is of"
+            ) from None
 
 
-def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what `TorchState` has written: its plain values, and its tensors by name.
+class _Optimizer:
+    """What an optimizer keeps for each parameter, and its learning rates."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self._given = [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
+        self.saved: dict[str, Any] = {}
+        """The state that it continues; empty without one."""
+
+    @property
+    def _kind(self) -> dict[str, Any]:
+        sizes = [len(group["params"]) for group in self.optimizer.param_groups]
+        return {"class": type(self.optimizer).__name__, "sizes": sizes}
+
+    def state_dict(self) -> dict[str, Any]:
+        flat = dict(flat_state(self.optimizer.state_dict()["state"]))
+        numbers = {name: value for name, value in flat.items() if isinstance(value, (int, float))}
+        tensors = {name: value for name, value in flat.items() if name not in numbers}
+        rates = [
+            {name: float(group[name]) for name in ("lr", "initial_lr") if name in group}
+            for group in self.optimizer.param_groups
+        ]
+        return {**self._kind, "groups": rates, "given": self._given, "numbers": numbers, "tensors": tensors}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        now = self._kind
+        if any(state[name] != value for name, value in now.items()):
+            raise InvalidArgumentError(
+                f"the kept state is of {state['class']} with groups of {state['sizes']} parameters, and the "
+                f"body makes {now['class']} with {now['sizes']}: continue it with the same optimizer"
+            )
+        slots: dict[int, dict[str, Any]] = {}
+        for name, value in {**state.get("tensors", {}), **state["numbers"]}.items():
+            parameter, _, slot = name.partition(".")
+            slots.setdefault(int(parameter), {})[slot] = value
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
+        self.saved = state
+        self.restore_rates()
+
+    def restore_rates(self) -> None:
+        for group, kept, factor in zip(
+            self.optimizer.param_groups, self.saved["groups"], self.factors, strict=True
+        ):
+            group.update({name: rate * factor for name, rate in kept.items()})
+
+    @property
+    def factors(self) -> list[float]:
+        """By how much the body's learning rates differ from those that it gave before."""
+        return [new / old if old else 1.0 for new, old in zip(self._given, self.saved["given"], strict=True)]
+
+
+@dataclass
+class _Scheduler:
+    """How far a scheduler is; it has set the rates of its optimizer anew when it was made."""
+
+    scheduler: Any
+    optimizer: _Optimizer | None
+
+    def state_dict(self) -> dict[str, Any]:
+        found = {name: value for name, value in vars(self.scheduler).items() if name in PROGRESS}
+        return {
+            name: [float(one) for one in value] if isinstance(value, (list, tuple)) else value
+            for name, value in found.items()
+            if isinstance(value, (int, float, list, tuple))
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.optimizer is None or not self.optimizer.saved:
+            return
+        for name, value in state.items():
+            if name in RATES:
+                value = [rate * factor for rate, factor in zip(value, self.optimizer.factors, strict=False)]
+            setattr(self.scheduler, name, value)
+        self.optimizer.restore_rates()
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Return what `TorchState` has written: the states of its parts, by kind and number.
 
     Raises DataLossError if the file is damaged, or of another kind.
     """
@@ -220,7 +223,17 @@ def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             texts = json.loads(file.texts[TORCH])
             if texts["format"] != FORMAT:
                 raise ValueError(f"its format is {texts['format']!r}, and this version reads {FORMAT}")
-            return texts, {name: tensor_of(file.raw(name)) for name in file.shapes}
+            found = {"step": int(texts["step"]), "position": texts["position"], RANDOM: None}
+            for kind in ("optimizer", "scheduler"):
+                found |= {f"{kind}.{number}": one for number, one in enumerate(texts[f"{kind}s"])}
+            for name in file.shapes:
+                tensor, (kind, *rest) = tensor_of(file.raw(name)), name.split(".", 2)
+                if not rest:
+                    found[kind] = tensor
+                else:
+                    part = found.setdefault(f"{kind}.{rest[0]}", {})
+                    part.setdefault("tensors", {})[rest[1]] = tensor
+            return found
         except (LookupError, TypeError, ValueError) as error:
             raise file.damaged(error) from None
 

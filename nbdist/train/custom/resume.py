@@ -96,11 +96,10 @@ def load(context: Context) -> None:
     while context.is_chief and states.fallbacks:
         print(states.fallbacks.pop(0))
     _continue(context, found)
-    progress = context.progress
-    progress.examples, progress.skipped = found.state.examples, found.state.skipped
-    progress.resumed = [found.state.step, found.state.examples]
+    state = found.state
+    context.progress.resume(state.step, state.examples, state.skipped)
     if context.is_chief:
-        print(f"training continues after step {found.state.step}")
+        print(f"training continues after step {state.step}")
 
 
 def join(context: Context, has_to: bool = True) -> None:
@@ -159,7 +158,7 @@ def save_if_due(context: Context, dataset: int | None = None) -> None:
         return  # the next boundary has it
     loop.saved_step = context.progress.step
     with suppress(StepStopped):  # the next step finds out
-        states.save_now(max(1, context.trainings), loop.saved_step, lambda: _now(context))
+        states.save(max(1, context.trainings), loop.saved_step, lambda: _now(context).snapshot())
     if stops:
         states.finish()
 
