@@ -29,7 +29,7 @@ from nbdist.errors import (
 from nbdist.metrics.run_folder import RunFile, read_run, run_folder
 from nbdist.run.finish import ENDED
 from nbdist.run.follow import View
-from nbdist.run.history import runs
+from nbdist.run.history import known_run, runs
 from nbdist.run.membership import MembershipRules
 from nbdist.run.options import Options, select
 from nbdist.run.protocols import RunCalls, RunTasks
@@ -47,7 +47,6 @@ from nbdist.runtime.task import TaskInfo
 from nbdist.wire.rpc.frame import Frame
 
 OVER_SECONDS = 30.0  # limit for fetching the results of a run that has ended
-MOST_NAMED = 5
 
 
 def attach_run(run_id: str | None = None, *, make_view: Callable[[Run], View] | None = None) -> Run:
@@ -81,13 +80,7 @@ def attach_run(run_id: str | None = None, *, make_view: Callable[[Run], View] | 
 def find_run(run_id: str | None) -> RunFile:
     """Return the record of a run; without an id, of the latest that is under way, else of the latest."""
     if run_id is not None:
-        try:
-            return read_run(run_id)
-        except NotFoundError:
-            latest = ", ".join(run.id for run in runs()[:MOST_NAMED])
-            raise NotFoundError(
-                f"no run {run_id!r}; the latest are {latest or '(none)'}, nb.runs() lists all"
-            ) from None
+        return known_run(run_id)
     known = [run for run in runs() if run.kind == "run" and run.status != "damaged"]
     if not known:
         raise NotFoundError("no run is on record; %%distribute starts one")

@@ -55,6 +55,7 @@ from nbdist.text import clip
 Row = TypeVar("Row")
 
 MOST_SHOWN = 20
+MOST_NAMED = 5  # runs in an error
 LONGEST_ERROR = 80  # characters
 CELL_LINE = re.compile(r'  File "<distribute [^"]*>", line (\d{1,9})')
 TASK = re.compile(r"/job:(\w+)/task:(\d+)")
@@ -279,6 +280,15 @@ class RunList(TableList[RunFile]):
     def cells(self, rows: list[RunFile]) -> list[tuple[str, ...]]:
         """Return the cells of a table of runs."""
         return table(rows)
+
+
+def known_run(run_id: str) -> RunFile:
+    """Return the record of a run. Raises NotFoundError, with the latest ones, for an unknown id."""
+    try:
+        return read_run(run_id)
+    except NotFoundError:
+        latest = ", ".join(run.id for run in runs()[:MOST_NAMED]) or "(none)"
+        raise NotFoundError(f"no run {run_id!r}; the latest are {latest}, nb.runs() lists all") from None
 
 
 def runs(

@@ -36,7 +36,7 @@ from nbdist.errors import (
 )
 from nbdist.json_values import listed
 from nbdist.metrics.run_folder import BODY, NO_BODY, RunFile, read_run, run_folder, write_whole_file
-from nbdist.run.history import is_under_way, runs
+from nbdist.run.history import is_under_way, known_run
 from nbdist.run.options import Options
 from nbdist.run.record import ACTIVE, RunRecord
 from nbdist.run.values.delivery import Given
@@ -46,7 +46,6 @@ from nbdist.runtime.task import TaskInfo
 LONGEST_WHY = 1000  # characters
 LARGEST_BODY = 1 << 30  # bytes of the record
 MOST_RESUMED = 1000  # runs, each of which continues the one before it
-MOST_NAMED = 5
 
 
 def resumable_run(run_id: str) -> tuple[RunFile, list[Path]]:
@@ -58,14 +57,7 @@ def resumable_run(run_id: str) -> tuple[RunFile, list[Path]]:
         raise InvalidArgumentError(
             f"--resume takes the id of a run as text, such as run.id, got {run_id!r:.80}"
         )
-    try:
-        record = read_run(run_id)
-    except NotFoundError:
-        latest = ", ".join(run.id for run in runs()[:MOST_NAMED])
-        raise NotFoundError(
-            f"--resume {run_id}: there is no such run; the latest are {latest or '(none)'}, "
-            "nb.runs() lists all"
-        ) from None
+    record = known_run(run_id)
     if is_under_way(record):
         raise FailedPreconditionError(
             f"run {run_id} is under way: follow it with nb.attach({run_id!r}), or stop it first"

@@ -343,7 +343,7 @@ def test_what_cannot_be_recorded_is_said(cluster: Cluster) -> None:
 def test_mistakes_are_said_before_anything_starts(cluster: Cluster) -> None:
     known = len(runs())
     for options, said in (
-        ({"resume": "261123-000000-none"}, "there is no such run"),
+        ({"resume": "261123-000000-none"}, "no run '261123-000000-none'; the latest are"),
         ({"checkpoint_every": "soon"}, "got 'soon'"),
         ({"checkpoint_every": 5, "replication": "in-graph"}, "belongs to --replication between-graph"),
     ):
