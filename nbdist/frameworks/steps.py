@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from nbdist.errors import AbortedError, NbdistError
+from nbdist.errors import AbortedError
 from nbdist.train.context import Context, StepPlan
 
 STOPPED = "this body was asked to stop: a user has stopped it, or it is pruned"
@@ -132,20 +132,7 @@ class StepBoundary:
                 raise AbortedError(STOPPED)
 
     def _save(self, number: int) -> None:
-        context, begun = self._context, time.perf_counter()
+        context = self._context
         self._answered = number
-        if context.checkpoints is None:
-            return
-        step, path, wrong = context.progress.step, None, None
-        try:
-            path = str(context.checkpoints.write(context.trainings, step, self._steered.save))
-        except NbdistError as error:
-            wrong = str(error)
-        except Exception as error:  # a full disk, say: training continues
-            wrong = (
-                f"the checkpoint of step {step} could not be written to {context.checkpoints.folder}: "
-                f"{type(error).__name__}: {error}"
-            )
-        context.progress.checkpoint = {"number": number, "step": step, "path": path, "error": wrong}
-        if context.step_log is not None:
-            context.step_log.note("compute", "checkpoint", begun, time.perf_counter())
+        if context.checkpoints is not None:
+            context.answer_checkpoint(number, context.progress.step, self._steered.save, time.perf_counter())

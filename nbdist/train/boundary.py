@@ -129,17 +129,8 @@ class Boundary:
                 return
             for replica in self._replicas():
                 replica.reads.newest()
-        step, path, wrong = self._step(), None, None
-        try:
-            path = str(context.checkpoints.write(context.trainings, step, self._save))
-        except Exception as error:  # a full disk, say: training continues
-            wrong = (
-                f"the checkpoint of step {step} could not be written to {context.checkpoints.folder}: "
-                f"{type(error).__name__}: {error}"
-            )
         self._answered = number
-        context.progress.checkpoint = {"number": number, "step": step, "path": path, "error": wrong}
-        self._note("compute", "checkpoint", begun)
+        context.answer_checkpoint(number, self._step(), self._save, begun)
 
     def _note(self, kind: str, name: str, begun: float) -> None:
         if self._context.step_log is not None:

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from nbdist.checkpoint.tensor_file import write_tensors
 from nbdist.data import Dataset
 from nbdist.data.meter import Meter
-from nbdist.errors import AbortedError
+from nbdist.errors import AbortedError, NbdistError
 from nbdist.graph.backend import Array, device_of_array
 from nbdist.home import private_folder
 from nbdist.metrics.recorder import Recorder
@@ -336,6 +336,22 @@ class Context:
         progress = self.progress
         step = progress.global_step if progress.by_updates else progress.step
         return step if step or self.trainings else None
+
+    def answer_checkpoint(self, number: int, step: int, save: Save, begun: float) -> None:
+        """Write the checkpoint that was asked for by ``number``, and report it; a failure ends nothing.
+
+        ``begun`` is when the replica has begun to prepare it, on the clock of ``time.perf_counter``.
+        """
+        assert self.checkpoints is not None
+        path = wrong = None
+        try:
+            path = str(self.checkpoints.write(self.trainings, step, save))
+        except Exception as error:  # a full disk, say: training continues
+            why = str(error) if isinstance(error, NbdistError) else f"{type(error).__name__}: {error}"
+            wrong = f"the checkpoint of step {step} could not be written to {self.checkpoints.folder}: {why}"
+        self.progress.checkpoint = {"number": number, "step": step, "path": path, "error": wrong}
+        if self.step_log is not None:
+            self.step_log.note("compute", "checkpoint", begun, time.perf_counter())
 
     def note(self, text: str) -> None:
         """Print a note on the chief, each text once."""

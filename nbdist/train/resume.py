@@ -255,6 +255,23 @@ def settings_of(optimizer: Optimizer) -> dict[str, Any]:
     return {name: value for name, value in optimizer.to_config().items() if name != "learning_rate"}
 
 
+FAMILIES = {
+    "synchronous": "replicas that step together",
+    "asynchronous": "replicas that step independently (ps --async)",
+    "elastic": "elastic averaging",
+}
+
+
+def require_family(where: str, family: str, strategy: Strategy) -> None:
+    """Raise InvalidArgumentError unless a strategy's replicas step as those of a saved training did."""
+    if family != strategy.family:
+        then, now = (FAMILIES.get(one, one) for one in (family, strategy.family))
+        raise InvalidArgumentError(
+            f"{where} is the state of a training with {then}, and strategy {strategy.name} has {now}: "
+            "continue it with the strategy and the --sync or --async of the run"
+        )
+
+
 def require_same(where: str, then: Any, now: Any) -> None:
     """Raise InvalidArgumentError, with the first difference, unless two trainings are made with the same."""
     found = difference("", then, now)

@@ -24,7 +24,6 @@ from nbdist.checkpoint.manager import state_files, whole
 from nbdist.checkpoint.stateful import Components
 from nbdist.data import Dataset
 from nbdist.data.steps import unseeded
-from nbdist.errors import InvalidArgumentError
 from nbdist.optim import Optimizer
 from nbdist.runtime.ps.client import StepStopped
 from nbdist.train.callbacks import History
@@ -38,6 +37,7 @@ from nbdist.train.resume import (
     made_of,
     place_after,
     read_saved,
+    require_family,
     require_same,
     settings_of,
 )
@@ -48,11 +48,6 @@ Config = Callable[[], dict[str, Any]]
 
 
 COMPONENTS = ("origin", "history", "loss_scale", "values")
-WORDS = {
-    "synchronous": "replicas that step together",
-    "asynchronous": "replicas that step independently (ps --async)",
-    "elastic": "elastic averaging",
-}
 
 
 class ResumeAdapter:
@@ -123,19 +118,14 @@ class ResumeAdapter:
     def _take(self, found: SavedState) -> DataCursor:
         """Check what is found, and give it to the model."""
         state, context, strategy = found.state, self._context, self._context.strategy
-        family = state.made_with.pop("family", "synchronous")
-        if family != strategy.family:
-            raise InvalidArgumentError(
-                f"{context.states and context.states.read} is the state of a training with {WORDS[family]}, "
-                f"and strategy {strategy.name} has {WORDS[strategy.family]}: continue it with the strategy "
-                "and the --sync or --async of the run"
-            )
+        where = str(context.states and context.states.read)
+        require_family(where, state.made_with.pop("family", "synchronous"), strategy)
         own = self._model.all_arrays([value for _, value in self._model.variables])
         made_with = self._made_with(self._config(), own)
         # Another number of replicas makes the same steps on the same batches, up to the order of additions.
         self._replicas = state.made_with.pop("replicas", 1), made_with.pop("replicas")
         made_with.pop("family")
-        require_same(str(context.states and context.states.read), state.made_with, made_with)
+        require_same(where, state.made_with, made_with)
         for array, kept in zip(own, found.arrays, strict=True):
             np.copyto(array, kept)
         self._seed, context.progress.step = state.seed, state.began

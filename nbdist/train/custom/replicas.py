@@ -51,14 +51,12 @@ class LocalReplica:
         self.scalings: dict[LossScaleOptimizer, LossScaling] = {}
         """The scale of the loss of each optimizer that has one, in the order of their first steps."""
 
-    def scaling(self, optimizer: LossScaleOptimizer, saved: Sequence[Sequence[float]]) -> LossScaling:
+    def scaling(self, optimizer: LossScaleOptimizer, saved: Sequence[list[float]]) -> LossScaling:
         """Return an optimizer's scale; the n-th one that is made begins with the n-th of the saved ones."""
         if optimizer not in self.scalings:
-            scale = optimizer.loss_scale()
-            if len(self.scalings) < len(saved):
-                value, good_steps = saved[len(self.scalings)]
-                scale.restore(value, int(good_steps))
-            self.scalings[optimizer] = LossScaling(scale, [], self.context)
+            made = LossScaling(optimizer.loss_scale(), [], self.context)
+            made.load_state_dict(next(iter(saved[len(self.scalings) :]), None))
+            self.scalings[optimizer] = made
         return self.scalings[optimizer]
 
     @property

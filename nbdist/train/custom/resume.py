@@ -25,7 +25,7 @@ from nbdist.train.context import Context, current
 from nbdist.train.custom.position import SavedValues, iterate_epochs
 from nbdist.train.custom.sync_rules import apart
 from nbdist.train.replica import continuing, rate_of
-from nbdist.train.resume import DataCursor, SavedState, State, require_same, settings_of
+from nbdist.train.resume import DataCursor, SavedState, State, require_family, require_same, settings_of
 
 MOST_NAMED = 5
 
@@ -237,7 +237,7 @@ class RestoredLoop:
         mark: int = 0,
         joins: bool = False,
         updates_before: int = 0,
-        scales: Sequence[Sequence[float]] = (),
+        scales: Sequence[list[float]] = (),
     ) -> None:
         self.scales = scales
         self._owner, self._mark, self._slots = owner, mark, slots
@@ -253,12 +253,7 @@ class RestoredLoop:
     def of(cls, found: SavedState, number: int, owner: StrategyVariables) -> RestoredLoop:
         """Return what the run's strategy of that number has in a saved state."""
         saved = found.state.loop or {}
-        if saved["family"] != owner.strategy.family:
-            raise InvalidArgumentError(
-                f"the saved state is one of {saved['family']} replicas, and strategy {owner.strategy.name} "
-                f"has {owner.strategy.family} ones: continue it with the strategy and the --sync or --async "
-                "of the run"
-            )
+        require_family("the saved state", saved["family"], owner.strategy)
         mine, shapes, before = f"{number}/", saved["shapes"], saved["updates_before"]
         scales = saved.get("scales", [])
         indices = {n.removeprefix(mine): i for i, n in enumerate(saved["names"]) if n.startswith(mine)}

@@ -285,7 +285,7 @@ class StrategyVariables:
                 self._restored.give(variable, array)
 
     @property
-    def saved_scales(self) -> Sequence[Sequence[float]]:
+    def saved_scales(self) -> Sequence[list[float]]:
         """The loss scales of the restored state, in the order in which optimizers first made steps."""
         return () if self._restored is None else self._restored.scales
 
