@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, TypeAlias
 
 Change: TypeAlias = Callable[[ModuleType, "Patches"], object]
@@ -79,12 +79,7 @@ class Patches(MetaPathFinder):
                 self.apply(module)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
         while self._undo:
             self._undo.pop()()

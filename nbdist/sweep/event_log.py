@@ -35,7 +35,6 @@ import stat
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from nbdist.errors import (
     DataLossError,
@@ -188,9 +187,7 @@ class EventLog:
     def __enter__(self) -> EventLog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

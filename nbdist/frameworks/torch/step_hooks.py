@@ -21,7 +21,6 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias
 
 from nbdist.checkpoint.tensor_file import DTYPES, NARROW, RawTensor, write_tensors
@@ -63,12 +62,7 @@ class TorchOptimizers:
         self._context.trained, self._context.weights = self._trained, self._weights
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._context.fitting = False
         self._stack.close()
         for optimizer in list(self._scheduled):

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
-from types import TracebackType
 from typing import Any
 
 from nbdist.errors import FailedPreconditionError
@@ -38,9 +37,7 @@ class Gate:
     def __enter__(self) -> None:
         self._thread = threading.get_ident()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         # What was sent and has not arrived yet may do so in here, once: that is as good as any time before.
         # It is never taken back: CPython would look for it for ever, and its profiler at nothing else.
         with self._lock:

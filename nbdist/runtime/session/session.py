@@ -16,7 +16,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -291,9 +290,7 @@ class Session:
         sessions().append(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         stack = sessions()
         if self in stack:
             stack.remove(self)
