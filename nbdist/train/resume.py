@@ -171,32 +171,32 @@ FORMAT = 1
 LOOKED_THROUGH = ("prefetch",)  # what changes nothing about the batches
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class State:
     """The position of a training, and what it was made with; plain values."""
 
     training: int
     """Which training of its run it is, counted from 1."""
-    place: DataCursor
+    place: DataCursor = field(default_factory=lambda: DataCursor(opened=()))
     seed: int | None
     """What the orders of its data follow from."""
-    origin: list[int]
+    origin: list[int] = field(default_factory=list)
     """What its random numbers follow from."""
-    began: int
+    began: int = 0
     """The step of the run at which it began."""
     step: int
-    updates_before: int
+    updates_before: int = 0
     """Updates of earlier trainings of the run."""
     updates: int
     """Its own: the optimizer's count of steps."""
     examples: int
     skipped: int
-    given_rate: float
+    given_rate: float = 0.0
     """The learning rate that it was begun with."""
-    rate: float
+    rate: float = 0.0
     """The one of its next update."""
-    history: dict[str, Any]
-    made_with: dict[str, Any]
+    history: dict[str, Any] = field(default_factory=dict)
+    made_with: dict[str, Any] = field(default_factory=dict)
     """What must be the same in a training that continues this one."""
     steps: list[int] | None = None
     """The steps of each replica that are in the parameters, if replicas step independently."""

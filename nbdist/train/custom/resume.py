@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from nbdist.train.context import Context, current
 from nbdist.train.custom.position import SavedValues, iterate_epochs
 from nbdist.train.custom.sync_rules import apart
 from nbdist.train.replica import continuing, rate_of
-from nbdist.train.resume import DataCursor, SavedState, State, require_family, require_same, settings_of
+from nbdist.train.resume import SavedState, State, require_family, require_same, settings_of
 
 MOST_NAMED = 5
 
@@ -215,39 +216,32 @@ def _now(context: Context) -> SavedState:
         "updates_before": [owner.updates_before for owner in loop.owners],
         "scales": [owner.scales for owner in loop.owners],
     }
-    place = DataCursor(opened=())
     state = State(
-        training=max(1, context.trainings), place=place, seed=context.seed, origin=[], began=0,
-        step=progress.step, updates_before=0, updates=progress.global_step, examples=progress.examples,
-        skipped=progress.skipped, given_rate=0.0, rate=0.0, history={}, made_with={}, loop=config,
+        training=max(1, context.trainings), seed=context.seed, step=progress.step,
+        updates=progress.global_step, examples=progress.examples, skipped=progress.skipped, loop=config,
     )  # fmt: skip
     return SavedState(state, arrays, slots)
 
 
+@dataclass
 class RestoredLoop:
     """What a strategy's variables take from a saved state, each when it is made."""
 
-    def __init__(
-        self,
-        owner: StrategyVariables,
-        values: dict[str, Array],
-        slots: dict[str, dict[str, Array]],
-        groups: Sequence[dict[str, Any]],
-        *,
-        mark: int = 0,
-        joins: bool = False,
-        updates_before: int = 0,
-        scales: Sequence[list[float]] = (),
-    ) -> None:
-        self.scales = scales
-        self._owner, self._mark, self._slots = owner, mark, slots
-        self.values = values
+    owner: StrategyVariables
+    values: dict[str, Array]
+    """Values that are not given yet, by the names of variables, as are the slots."""
+    slots: dict[str, dict[str, Array]]
+    groups: InitVar[Sequence[dict[str, Any]]]
+    mark: int = 0
+    joins: bool = False
+    """Whether it is the state of other replicas that go on, and not that of a file."""
+    updates_before: int = 0
+    scales: Sequence[list[float]] = ()
+
+    def __post_init__(self, groups: Sequence[dict[str, Any]]) -> None:
         self._groups = {tuple(one["variables"]): one for one in groups}
-        self.joins = joins
-        """Whether it is the state of other replicas that go on, and not that of a file."""
-        self.alike = set(values) if joins else set[str]()
+        self.alike = set(self.values) if self.joins else set[str]()
         """Names of the variables that the others have, which are alike on all."""
-        self.updates_before = updates_before
 
     @classmethod
     def of(cls, found: SavedState, number: int, owner: StrategyVariables) -> RestoredLoop:
@@ -283,7 +277,7 @@ class RestoredLoop:
                 f"variable {variable.name!r} was {value.dtype} {value.shape} in the saved state, and is "
                 f"{array.dtype} {array.shape} now: continue it with the model that it was saved with"
             )
-        strategy = self._owner.strategy
+        strategy = self.owner.strategy
         if self.joins and apart(variable) and variable.aggregation == "sum":
             return  # the others have all of it
         alone = strategy.num_replicas_in_sync == 1 or strategy.replica_index == 0
@@ -301,28 +295,28 @@ class RestoredLoop:
         if self.joins:
             self._enter(True)
             return
-        self._owner.strategy.restored = RestoredState(self._slots_of(saved), saved["updates"])
+        self.owner.strategy.restored = RestoredState(self._slots_of(saved), saved["updates"])
 
     def _enter(self, enters: bool) -> None:
-        if self._owner.strategy.joining is not None:
-            self._owner.strategy.joining.enters_training = enters
+        if self.owner.strategy.joining is not None:
+            self.owner.strategy.joining.enters_training = enters
 
     def resume(self, group: VariableGroup) -> int:
         """Give the slots to the replicas of a group; return the updates that they continue after."""
-        self._owner.strategy.restored = None
+        self.owner.strategy.restored = None
         self._enter(False)
         saved = self._groups.pop(self._names(group), None)
         if saved is None:
             return 0
         if self.joins:  # the replica has its parameters, slots and rate from the others
             return group.replicas[0].report.global_step
-        if self._owner.strategy.keeps_slots:
-            for local, replica in zip(self._owner.local.all, group.replicas, strict=True):
+        if self.owner.strategy.keeps_slots:
+            for local, replica in zip(self.owner.local.all, group.replicas, strict=True):
                 with local.scope:
                     continuing(replica).restore_slots(self._slots_of(saved))
         rate = group.optimizer.learning_rate
-        self._owner.local.each(
-            lambda i: continuing(group.replicas[i]).resume(saved["updates"], rate, self._mark)
+        self.owner.local.each(
+            lambda i: continuing(group.replicas[i]).resume(saved["updates"], rate, self.mark)
         )
         return int(saved["updates"])
 
@@ -333,7 +327,7 @@ class RestoredLoop:
         return tuple(v.name for v in group.trained)
 
     def _slots_of(self, saved: dict[str, Any]) -> list[dict[str, Array]]:
-        return [self._slots[name] for name in saved["variables"]]
+        return [self.slots[name] for name in saved["variables"]]
 
 
 def finish_states(context: Context, whole: bool) -> None:
