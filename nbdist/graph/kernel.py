@@ -1,6 +1,6 @@
 """GPU kernels of our own, as sources in CUDA C.
 
-    gate = register_kernel(Kernel("gate", "T x, S switch", "T y", "y = switch > S(0) ? x : T(0)", ...))
+    gate = define_kernel("gate", "T x, S switch", "T y", "y = switch > S(0) ? x : T(0)", ...)
     gate(cupy, x, switch, y)  # one launch, which writes y
 
 A kernel is written for one element, as CuPy's ``ElementwiseKernel`` takes it. It stands beside the op or the
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, ParamSpec
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
@@ -98,12 +98,22 @@ KERNELS: dict[str, Kernel] = {}
 """Every kernel by name."""
 
 
-def register_kernel(kernel: Kernel) -> Kernel:
-    """Put a kernel in the table; its name must be free."""
-    if kernel.name in KERNELS:
-        raise InvalidArgumentError(f"kernel {kernel.name!r} is in the table already")
-    KERNELS[kernel.name] = kernel
-    return kernel
+P = ParamSpec("P")
+
+
+def _registered(make: Callable[P, Kernel]) -> Callable[P, Kernel]:
+    def define(*args: P.args, **kwargs: P.kwargs) -> Kernel:
+        kernel = make(*args, **kwargs)
+        if kernel.name in KERNELS:
+            raise InvalidArgumentError(f"kernel {kernel.name!r} is in the table already")
+        KERNELS[kernel.name] = kernel
+        return kernel
+
+    return define
+
+
+define_kernel = _registered(Kernel)
+"""Makes a `Kernel` of its arguments, and puts it in the table; its name must be free."""
 
 
 @cache

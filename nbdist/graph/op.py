@@ -1,12 +1,12 @@
 """An op is one record of kernel, gradient and shape inference.
 
-    tanh = register(Op(
+    tanh = define(
         "tanh",
         forward=lambda xp, x: xp.tanh(x),
         into=lambda xp: xp.tanh,
         vjp=lambda np, g, y, x: (g * (1 - y * y),),
         spec=same_as_input,
-    ))
+    )
 
 No code outside depends on an op's name, but for the forms of ONNX (`serialize.onnx`) and XLA (`xla.forms`).
 An op is complete once it is in the table: the tests compare each op's gradient with finite differences on its
@@ -18,7 +18,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias
 
 import numpy as np
 
@@ -98,6 +98,17 @@ def register(op: Op) -> Op:
         raise InvalidArgumentError(f"op {op.name!r} is in the table already")
     OPS[op.name] = op
     return op
+
+
+P = ParamSpec("P")
+
+
+def _registered(make: Callable[P, Op]) -> Callable[P, Op]:
+    return lambda *args, **kwargs: register(make(*args, **kwargs))
+
+
+define = _registered(Op)
+"""Makes an `Op` of its arguments, and puts it in the table."""
 
 
 def show(shape: Shape) -> str:

@@ -167,7 +167,7 @@ class Tensor(ArrayMethods, NDArrayOperatorsMixin):
         with_what = f" with {', '.join(kwargs)}=" if kwargs else ""
         raise NotImplementedError(
             f"np.{ufunc.__name__}{how}{with_what} does not record on a Tensor; add an op to the table with "
-            f"nbdist.graph.op.register(Op({ufunc.__name__!r}, ...)), or compute it outside the graph"
+            f"nbdist.graph.op.define({ufunc.__name__!r}, ...), or compute it outside the graph"
         )
 
     def __array_function__(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.graph.backend import backend_of
-from nbdist.graph.kernel import COMPUTE_IN_W, INTEGERS, Kernel, register_kernel
+from nbdist.graph.kernel import COMPUTE_IN_W, INTEGERS, define_kernel
 from nbdist.optim.base import Array, Optimizer, blocks, number, scratch
 
 SETTINGS = (
@@ -19,33 +19,27 @@ mean = T(W(mean) * W(beta_1) + W(g) * W(1 - beta_1));
 square = T(W(square) * W(beta_2) + W(g) * W(g) * W(1 - beta_2));
 """
 STEP = "p = T(W(p) * W(1 - learning_rate * decay) - W(mean) / (sqrt(W(over)) + W(epsilon)) * W(rate));"
-ADAM = register_kernel(
-    Kernel(
-        "adam", SETTINGS, "T p, T mean, T square", COMPUTE_IN_W + MOMENTS + "const T over = square;" + STEP
-    )
+ADAM = define_kernel(
+    "adam", SETTINGS, "T p, T mean, T square", COMPUTE_IN_W + MOMENTS + "const T over = square;" + STEP
 )
-ADAM_AMSGRAD = register_kernel(
-    Kernel(
-        "adam_amsgrad",
-        SETTINGS,
-        "T p, T mean, T square, T largest",
-        COMPUTE_IN_W
-        + MOMENTS
-        + "largest = W(square) > W(largest) || W(square) != W(square) ? square : largest;"
-        + "const T over = largest;"
-        + STEP,
-    )
+ADAM_AMSGRAD = define_kernel(
+    "adam_amsgrad",
+    SETTINGS,
+    "T p, T mean, T square, T largest",
+    COMPUTE_IN_W
+    + MOMENTS
+    + "largest = W(square) > W(largest) || W(square) != W(square) ? square : largest;"
+    + "const T over = largest;"
+    + STEP,
 )
 # In a graph the number of the step is on the GPU. A double power for each parameter would take longer than
 # the rest of the step, so one thread computes the rate.
-ADAM_RATE = register_kernel(
-    Kernel(
-        "adam_rate",
-        "I step, float64 learning_rate, float64 beta_1, float64 beta_2",
-        "float64 rate",
-        "rate = learning_rate * sqrt(1 - pow(beta_2, double(step))) / (1 - pow(beta_1, double(step)));",
-        types={"I": INTEGERS},
-    )
+ADAM_RATE = define_kernel(
+    "adam_rate",
+    "I step, float64 learning_rate, float64 beta_1, float64 beta_2",
+    "float64 rate",
+    "rate = learning_rate * sqrt(1 - pow(beta_2, double(step))) / (1 - pow(beta_1, double(step)));",
+    types={"I": INTEGERS},
 )
 
 

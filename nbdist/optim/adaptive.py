@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nbdist.graph.backend import backend_of
-from nbdist.graph.kernel import COMPUTE_IN_W, Kernel, register_kernel
+from nbdist.graph.kernel import COMPUTE_IN_W, Kernel, define_kernel
 from nbdist.optim.base import Array, Optimizer, blocks, number, scratch
 
 # PyTorch adds epsilon to the root and multiplies the velocity by the rate, Keras adds it under the root and
@@ -17,7 +17,7 @@ EPSILONS = "float64 inside, float64 outside"
 
 
 def _rmsprop(centered: bool, momentum: bool) -> Kernel:
-    return Kernel(
+    return define_kernel(
         "rmsprop" + "_centered" * centered + "_momentum" * momentum,
         f"T g, float64 before, float64 after, float64 rho, float64 momentum, {EPSILONS}",
         "T p, T square" + ", T mean" * centered + ", T velocity" * momentum,
@@ -31,19 +31,17 @@ def _rmsprop(centered: bool, momentum: bool) -> Kernel:
 
 
 RMSPROP = {
-    (centered, momentum): register_kernel(_rmsprop(centered, momentum))
+    (centered, momentum): _rmsprop(centered, momentum)
     for centered in (False, True)
     for momentum in (False, True)
 }
-ADAGRAD = register_kernel(
-    Kernel(
-        "adagrad",
-        f"T g, float64 rate, {EPSILONS}",
-        "T p, T square",
-        COMPUTE_IN_W
-        + "square = T(W(square) + W(g) * W(g));"
-        + "p = T(W(p) - W(g) / (sqrt(W(square) + W(inside)) + W(outside)) * W(rate));",
-    )
+ADAGRAD = define_kernel(
+    "adagrad",
+    f"T g, float64 rate, {EPSILONS}",
+    "T p, T square",
+    COMPUTE_IN_W
+    + "square = T(W(square) + W(g) * W(g));"
+    + "p = T(W(p) - W(g) / (sqrt(W(square) + W(inside)) + W(outside)) * W(rate));",
 )
 
 

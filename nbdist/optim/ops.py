@@ -17,7 +17,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Op, Spec, register, show
+from nbdist.graph.op import Spec, define, show
 from nbdist.graph.xla.forms import UPDATES
 from nbdist.graph.xla.functional import FunctionalArray
 from nbdist.optim.base import Optimizer
@@ -187,7 +187,7 @@ def _updated_rows(jax: Any, variable: Any, *rest: Any, slots: tuple[str, ...], *
 
 for _slots in range(MOST_SLOTS + 1):
     _written = frozenset(range(_slots + 1))
-    register(Op(op_name(_slots, sparse=False), forward=_apply, spec=_spec, writes=_written))
-    register(Op(op_name(_slots, sparse=True), forward=_apply_sparse, spec=_sparse_spec, writes=_written))
+    define(op_name(_slots, sparse=False), forward=_apply, spec=_spec, writes=_written)
+    define(op_name(_slots, sparse=True), forward=_apply_sparse, spec=_sparse_spec, writes=_written)
     UPDATES[op_name(_slots, sparse=False)] = _updated
     UPDATES[op_name(_slots, sparse=True)] = _updated_rows

@@ -9,32 +9,26 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import backend_of
-from nbdist.graph.kernel import COMPUTE_IN_W, Kernel, register_kernel
+from nbdist.graph.kernel import COMPUTE_IN_W, define_kernel
 from nbdist.optim.base import Array, Optimizer, blocks, number, scratch
 
-SGD_KERNEL = register_kernel(
-    Kernel("sgd", "T g, float64 rate", "T p", COMPUTE_IN_W + "p = T(W(p) - W(g) * W(rate));")
-)
+SGD_KERNEL = define_kernel("sgd", "T g, float64 rate", "T p", COMPUTE_IN_W + "p = T(W(p) - W(g) * W(rate));")
 # The rate multiplies gradients (before) or the velocity (after); the other of the two factors is 1.
 FACTORS = "T g, float64 before, float64 after, float64 momentum"
 MOMENTUM = "velocity = T(W(velocity) * W(momentum) - W(g) * W(before));"
-SGD_MOMENTUM = register_kernel(
-    Kernel(
-        "sgd_momentum",
-        FACTORS,
-        "T p, T velocity",
-        COMPUTE_IN_W + MOMENTUM + "p = T(W(p) + W(velocity) * W(after));",
-    )
+SGD_MOMENTUM = define_kernel(
+    "sgd_momentum",
+    FACTORS,
+    "T p, T velocity",
+    COMPUTE_IN_W + MOMENTUM + "p = T(W(p) + W(velocity) * W(after));",
 )
-SGD_NESTEROV = register_kernel(
-    Kernel(
-        "sgd_nesterov",
-        FACTORS,
-        "T p, T velocity",
-        COMPUTE_IN_W
-        + MOMENTUM
-        + "p = T(W(p) + W(momentum) * W(velocity) * W(after) - W(g) * W(before) * W(after));",
-    )
+SGD_NESTEROV = define_kernel(
+    "sgd_nesterov",
+    FACTORS,
+    "T p, T velocity",
+    COMPUTE_IN_W
+    + MOMENTUM
+    + "p = T(W(p) + W(momentum) * W(velocity) * W(after) - W(g) * W(before) * W(after));",
 )
 
 

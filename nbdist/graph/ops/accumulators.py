@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError, choices
-from nbdist.graph.op import Op, Shape, Spec, register, show
+from nbdist.graph.op import Shape, Spec, define, show
 from nbdist.graph.scopes import default_graph
 from nbdist.graph.sparse import IndexedSlices
 from nbdist.graph.tensor import Tensor, record
@@ -224,16 +224,14 @@ def elsewhere(*inputs: Any, **attrs: Any) -> Any:
 
 def on_handle(name: str, spec: Any, *, waits: bool = False, has_value: bool = True) -> None:
     """Register an op on a resource, its first input; a step runs such ops in order of creation."""
-    register(
-        Op(
-            name,
-            forward=elsewhere,
-            spec=spec,
-            external=True,
-            has_value=has_value,
-            writes=frozenset({0}),
-            waits=waits,
-        )
+    define(
+        name,
+        forward=elsewhere,
+        spec=spec,
+        external=True,
+        has_value=has_value,
+        writes=frozenset({0}),
+        waits=waits,
     )
 
 
@@ -285,13 +283,11 @@ def _stepped(handle: Spec, step: Spec) -> Spec:
     return NOTHING
 
 
-register(  # the handle of the accumulator
-    Op(
-        "Accumulator",
-        forward=elsewhere,
-        spec=lambda shape, dtype, reduction, sparse, key: NOTHING,
-        external=True,
-    )
+define(  # the handle of the accumulator
+    "Accumulator",
+    forward=elsewhere,
+    spec=lambda shape, dtype, reduction, sparse, key: NOTHING,
+    external=True,
 )
 on_handle("accumulator_apply", _applied)
 on_handle("accumulator_apply_rows", _applied_rows)

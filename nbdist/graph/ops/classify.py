@@ -13,8 +13,8 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.kernel import COMPUTE_IN_W, FLOATS, INTEGERS, Kernel, into_new, register_kernel
-from nbdist.graph.op import Example, Op, Spec, floating, number_dtype, register, show, whole
+from nbdist.graph.kernel import COMPUTE_IN_W, FLOATS, INTEGERS, Kernel, define_kernel, into_new
+from nbdist.graph.op import Example, Spec, define, floating, number_dtype, show, whole
 from nbdist.graph.tensor import record
 
 TINY = 1e-7  # keeps logarithms and quotients of probabilities finite, as in Keras
@@ -32,31 +32,27 @@ W total = 0;
 for (long long k = lane; k < classes; k += 32) total += exp(W(x[start + k]) - top);
 total = sum_of_warp(total);
 """
-SOFTMAX = register_kernel(
-    Kernel(
-        "softmax",
-        "raw T x, int64 classes",
-        "raw T y",
-        COMPUTE_IN_W
-        + ROW_MAXIMUM
-        + ROW_TOTAL
-        + "for (long long k = lane; k < classes; k += 32) "
-        + "y[start + k] = T(exp(W(x[start + k]) - top) / total);",
-        rows=True,
-    )
+SOFTMAX = define_kernel(
+    "softmax",
+    "raw T x, int64 classes",
+    "raw T y",
+    COMPUTE_IN_W
+    + ROW_MAXIMUM
+    + ROW_TOTAL
+    + "for (long long k = lane; k < classes; k += 32) "
+    + "y[start + k] = T(exp(W(x[start + k]) - top) / total);",
+    rows=True,
 )
-LOG_SOFTMAX = register_kernel(
-    Kernel(
-        "log_softmax",
-        "raw T x, int64 classes",
-        "raw T y",
-        COMPUTE_IN_W
-        + ROW_MAXIMUM
-        + ROW_TOTAL
-        + "total = log(total); for (long long k = lane; k < classes; k += 32) "
-        + "y[start + k] = T(W(x[start + k]) - top - total);",
-        rows=True,
-    )
+LOG_SOFTMAX = define_kernel(
+    "log_softmax",
+    "raw T x, int64 classes",
+    "raw T y",
+    COMPUTE_IN_W
+    + ROW_MAXIMUM
+    + ROW_TOTAL
+    + "total = log(total); for (long long k = lane; k < classes; k += 32) "
+    + "y[start + k] = T(W(x[start + k]) - top - total);",
+    rows=True,
 )
 
 
@@ -108,16 +104,14 @@ def _matrix(rng: np.random.Generator) -> list[Example]:
     return [Example((rng.normal(size=s),), {}) for s in ((4,), (3, 4), (2, 3, 4))]
 
 
-register(
-    Op(
-        "softmax",
-        forward=_softmax,
-        into=_softmax_kernel,
-        spec=_over_last("softmax"),
-        vjp=lambda np, g, y, x: (y * (g - np.sum(g * y, axis=-1, keepdims=True)),),
-        in_place=frozenset({0}),
-        examples=_matrix,
-    )
+define(
+    "softmax",
+    forward=_softmax,
+    into=_softmax_kernel,
+    spec=_over_last("softmax"),
+    vjp=lambda np, g, y, x: (y * (g - np.sum(g * y, axis=-1, keepdims=True)),),
+    in_place=frozenset({0}),
+    examples=_matrix,
 )
 
 
@@ -148,28 +142,24 @@ def _log_softmax_kernel(xp: Any) -> Callable[..., None]:
     return kernel if xp is np else _by_rows(LOG_SOFTMAX, xp)
 
 
-register(
-    Op(
-        "log_softmax",
-        forward=_log_softmax,
-        into=_log_softmax_kernel,
-        in_place=frozenset({0}),
-        scratch=lambda x: x.dtype,
-        spec=_over_last("log_softmax"),
-        vjp=lambda np, g, y, x: (g - np.exp(y) * np.sum(g, axis=-1, keepdims=True),),
-        examples=_matrix,
-    )
+define(
+    "log_softmax",
+    forward=_log_softmax,
+    into=_log_softmax_kernel,
+    in_place=frozenset({0}),
+    scratch=lambda x: x.dtype,
+    spec=_over_last("log_softmax"),
+    vjp=lambda np, g, y, x: (g - np.exp(y) * np.sum(g, axis=-1, keepdims=True),),
+    examples=_matrix,
 )
 
 
-ONE_HOT = register_kernel(
-    Kernel(
-        "one_hot",
-        "raw I labels, int64 depth",
-        "raw T out",
-        "out[i] = T((long long)labels[i / depth] == i % depth);",
-        types={"T": (*FLOATS, "bool"), "I": (*INTEGERS, "int64")},
-    )
+ONE_HOT = define_kernel(
+    "one_hot",
+    "raw I labels, int64 depth",
+    "raw T out",
+    "out[i] = T((long long)labels[i / depth] == i % depth);",
+    types={"T": (*FLOATS, "bool"), "I": (*INTEGERS, "int64")},
 )
 
 
@@ -197,13 +187,11 @@ def _one_hot_spec(labels: Spec, depth: int, dtype: Any) -> Spec:
     return Spec((*labels.shape, depth), number_dtype("one_hot", dtype))
 
 
-register(
-    Op(
-        "one_hot",
-        forward=_one_hot,
-        into=_one_hot_kernel,
-        spec=_one_hot_spec,
-    )
+define(
+    "one_hot",
+    forward=_one_hot,
+    into=_one_hot_kernel,
+    spec=_one_hot_spec,
 )
 
 
@@ -216,13 +204,11 @@ def _check_classes(xp: Any, labels: Array, classes: int) -> Array:
     return labels
 
 
-register(
-    Op(  # raises before any op that depends on it runs
-        "check_classes",
-        forward=_check_classes,
-        spec=lambda labels, classes: labels,
-        has_value=False,
-    )
+define(  # raises before any op that depends on it runs
+    "check_classes",
+    forward=_check_classes,
+    spec=lambda labels, classes: labels,
+    has_value=False,
 )
 
 
@@ -247,51 +233,45 @@ const long long label = labels[row];
 const bool inside = label >= 0 && label < classes;
 const W missing = sqrt(W(-1));
 """
-LOG_LIKELIHOOD = register_kernel(
-    Kernel(
-        "pick_log_likelihood",
-        "raw T p, raw I labels, int64 classes, float64 tiny",
-        "raw T out",
-        COMPUTE_IN_W
-        + "const long long row = i;"
-        + OF_LABEL
-        + "const W picked = inside ? W(p[row * classes + label]) : missing;"
-        + "out[row] = T(-log(picked < W(tiny) ? W(tiny) : picked));",
-        types={"T": FLOATS, "I": INTEGERS},
-    )
+LOG_LIKELIHOOD = define_kernel(
+    "pick_log_likelihood",
+    "raw T p, raw I labels, int64 classes, float64 tiny",
+    "raw T out",
+    COMPUTE_IN_W
+    + "const long long row = i;"
+    + OF_LABEL
+    + "const W picked = inside ? W(p[row * classes + label]) : missing;"
+    + "out[row] = T(-log(picked < W(tiny) ? W(tiny) : picked));",
+    types={"T": FLOATS, "I": INTEGERS},
 )
-CROSS_ENTROPY = register_kernel(
-    Kernel(
-        "sparse_cross_entropy",
-        "raw T x, raw T p, raw I labels, int64 classes",
-        "raw T out",
-        COMPUTE_IN_W
-        + "const long long row = i / 32;"
-        + OF_LABEL
-        + ROW_MAXIMUM
-        + """
-        W share = p[start];
-        for (long long k = lane; k < classes; k += 32)
-          share = W(p[start + k]) > share ? W(p[start + k]) : share;
-        share = largest_of_warp(share);
-        if (lane == 0) out[row] = T(inside ? top - W(x[start + label]) - log(share) : missing);
-        """,
-        types={"T": FLOATS, "I": INTEGERS},
-        rows=True,
-    )
+CROSS_ENTROPY = define_kernel(
+    "sparse_cross_entropy",
+    "raw T x, raw T p, raw I labels, int64 classes",
+    "raw T out",
+    COMPUTE_IN_W
+    + "const long long row = i / 32;"
+    + OF_LABEL
+    + ROW_MAXIMUM
+    + """
+    W share = p[start];
+    for (long long k = lane; k < classes; k += 32)
+      share = W(p[start + k]) > share ? W(p[start + k]) : share;
+    share = largest_of_warp(share);
+    if (lane == 0) out[row] = T(inside ? top - W(x[start + label]) - log(share) : missing);
+    """,
+    types={"T": FLOATS, "I": INTEGERS},
+    rows=True,
 )
-CROSS_ENTROPY_GRAD = register_kernel(
-    Kernel(
-        "sparse_cross_entropy_grad",
-        "raw T g, raw T p, raw I labels, int64 classes",
-        "raw T out",
-        COMPUTE_IN_W
-        + "const long long row = i / classes;"
-        + OF_LABEL
-        + "const W hot = i % classes == label;"
-        + "out[i] = T((inside ? W(g[row]) : missing) * (W(p[i]) - hot));",
-        types={"T": FLOATS, "I": INTEGERS},
-    )
+CROSS_ENTROPY_GRAD = define_kernel(
+    "sparse_cross_entropy_grad",
+    "raw T g, raw T p, raw I labels, int64 classes",
+    "raw T out",
+    COMPUTE_IN_W
+    + "const long long row = i / classes;"
+    + OF_LABEL
+    + "const W hot = i % classes == label;"
+    + "out[i] = T((inside ? W(g[row]) : missing) * (W(p[i]) - hot));",
+    types={"T": FLOATS, "I": INTEGERS},
 )
 
 
@@ -354,15 +334,13 @@ def _from_probabilities_vjp(np: Any, g: Any, y: Any, p: Any, labels: Any) -> tup
     return np.where(above, -np.expand_dims(g, -1) * hot / np.where(above, p, 1), 0), None
 
 
-register(
-    Op(
-        "pick_log_likelihood",
-        forward=_log_likelihood,
-        into=_pick_kernel,
-        spec=_labels_spec,
-        vjp=_from_probabilities_vjp,
-        examples=lambda rng: [Example((rng.uniform(0.1, 1, (3, 4)), np.array([0, 3, 1])), {})],
-    )
+define(
+    "pick_log_likelihood",
+    forward=_log_likelihood,
+    into=_pick_kernel,
+    spec=_labels_spec,
+    vjp=_from_probabilities_vjp,
+    examples=lambda rng: [Example((rng.uniform(0.1, 1, (3, 4)), np.array([0, 3, 1])), {})],
 )
 
 
@@ -403,19 +381,17 @@ def _sparse_kernel(xp: Any) -> Callable[[Array, Array, Array, Array], None]:
     return kernel
 
 
-register(
-    Op(
-        # The probabilities are an input, so that forward and gradient share them.
-        "sparse_cross_entropy",
-        forward=_sparse_forward,
-        into=_sparse_kernel,
-        spec=lambda logits, p, labels: _labels_spec(p, labels),
-        vjp=lambda np, g, y, logits, p, labels: (
-            record("sparse_cross_entropy_grad", g, p, labels),
-            None,
-            None,
-        ),
-    )
+define(
+    # The probabilities are an input, so that forward and gradient share them.
+    "sparse_cross_entropy",
+    forward=_sparse_forward,
+    into=_sparse_kernel,
+    spec=lambda logits, p, labels: _labels_spec(p, labels),
+    vjp=lambda np, g, y, logits, p, labels: (
+        record("sparse_cross_entropy_grad", g, p, labels),
+        None,
+        None,
+    ),
 )
 
 
@@ -454,20 +430,16 @@ def _sparse_grad_spec(g: Spec, p: Spec, labels: Spec) -> Spec:
     return p
 
 
-register(
-    Op(
-        "sparse_cross_entropy_grad",
-        forward=_sparse_grad,
-        into=_sparse_grad_kernel,
-        spec=_sparse_grad_spec,
-        in_place=frozenset({1}),
-        vjp=lambda np, up, y, g, p, labels: (
-            np.sum(up * (p - record("one_hot", labels, depth=p.shape[-1], dtype=p.dtype)), axis=-1),
-            up * np.expand_dims(g, -1),
-            None,
-        ),
-        examples=lambda rng: [
-            Example((rng.normal(size=3), rng.uniform(size=(3, 4)), np.array([0, 3, 1])), {})
-        ],
-    )
+define(
+    "sparse_cross_entropy_grad",
+    forward=_sparse_grad,
+    into=_sparse_grad_kernel,
+    spec=_sparse_grad_spec,
+    in_place=frozenset({1}),
+    vjp=lambda np, up, y, g, p, labels: (
+        np.sum(up * (p - record("one_hot", labels, depth=p.shape[-1], dtype=p.dtype)), axis=-1),
+        up * np.expand_dims(g, -1),
+        None,
+    ),
+    examples=lambda rng: [Example((rng.normal(size=3), rng.uniform(size=(3, 4)), np.array([0, 3, 1])), {})],
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.graph.op import Op, Shape, Spec, register
+from nbdist.graph.op import Shape, Spec, define
 from nbdist.graph.tensor import Tensor, record
 
 
@@ -19,23 +19,20 @@ def _no_kernel(*inputs: Any, **attrs: Any) -> Any:
     raise RuntimeError("send and receive have no kernel: the executor of the subgraph performs them")
 
 
-register(  # sends a value to the edge's other end
-    Op("send", forward=_no_kernel, spec=lambda x, edge, device: x, external=True, has_value=False)
-)
+# Sends a value to the edge's other end.
+define("send", forward=_no_kernel, spec=lambda x, edge, device: x, external=True, has_value=False)
 
 
 def _received(edge: int, device: str, shape: Shape, dtype: Any) -> Spec:
     return Spec(tuple(shape), np.dtype(dtype))
 
 
-register(Op("receive", forward=_no_kernel, spec=_received, external=True))  # waits for the value
+define("receive", forward=_no_kernel, spec=_received, external=True)  # waits for the value
 
 
 _NOTHING = Spec((), np.dtype(bool))
 for _name in ("signal", "await"):  # send and receive of a control dependency, which has no value
-    register(
-        Op(_name, forward=_no_kernel, spec=lambda edge, device: _NOTHING, external=True, has_value=False)
-    )
+    define(_name, forward=_no_kernel, spec=lambda edge, device: _NOTHING, external=True, has_value=False)
 
 
 # Collectives of a strategy's replicas, in the middle of a step.
@@ -54,6 +51,5 @@ def _vjp(np: Any, g: Tensor, y: Tensor, x: Tensor, op: str) -> tuple[Tensor | No
     return (None,) if op == "first" else (record("all_reduce", g, op=op),)
 
 
-register(  # the "sum" or "mean" of all replicas' x, or that of the "first" one, on every replica
-    Op("all_reduce", forward=_no_all_reduce_kernel, spec=_reduced, vjp=_vjp, external=True)
-)
+# The "sum" or "mean" of all replicas' x, or that of the "first" one, on every replica.
+define("all_reduce", forward=_no_all_reduce_kernel, spec=_reduced, vjp=_vjp, external=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Op, Spec, fits, register, show
+from nbdist.graph.op import Example, Spec, define, fits, show
 from nbdist.graph.ops.half import in_float32, product_forward
 from nbdist.graph.ops.windows import Pair, WindowAxis, axes_of, padded, pair, window_counts, windows_of
 from nbdist.graph.tensor import Tensor, record
@@ -309,15 +309,13 @@ def _bordered(x: Array, images: int, height: WindowAxis, width: WindowAxis) -> A
     return np.zeros((images, tall, wide, x.shape[3]), x.dtype)
 
 
-register(
-    Op(
-        "conv2d",
-        forward=product_forward(_forward),
-        into=_planned(_forward, forward_kernel),
-        spec=_spec,
-        vjp=_vjp,
-        examples=_examples,
-    )
+define(
+    "conv2d",
+    forward=product_forward(_forward),
+    into=_planned(_forward, forward_kernel),
+    spec=_spec,
+    vjp=_vjp,
+    examples=_examples,
 )
 
 
@@ -398,20 +396,18 @@ def _columns_to_input(
     return run
 
 
-register(
-    Op(
-        "conv2d_to_input",
-        forward=product_forward(_to_input),
-        into=_planned(_to_input, input_kernel),
-        spec=_gradient_spec(2, 1),
-        vjp=lambda np, up, y, g, kernel, like, **how: (
-            record("conv2d", up, kernel, **how),
-            record("conv2d_to_kernel", g, up, kernel, **how),
-            None,
-        ),
-        shape_only=frozenset({2}),
-        examples=_gradient_examples(1, 0),
-    )
+define(
+    "conv2d_to_input",
+    forward=product_forward(_to_input),
+    into=_planned(_to_input, input_kernel),
+    spec=_gradient_spec(2, 1),
+    vjp=lambda np, up, y, g, kernel, like, **how: (
+        record("conv2d", up, kernel, **how),
+        record("conv2d_to_kernel", g, up, kernel, **how),
+        None,
+    ),
+    shape_only=frozenset({2}),
+    examples=_gradient_examples(1, 0),
 )
 
 
@@ -435,18 +431,16 @@ def kernel_kernel(strides: Pair, padding: str, dilation: Pair = (1, 1)) -> Calla
     return _kept(plan)
 
 
-register(
-    Op(
-        "conv2d_to_kernel",
-        forward=product_forward(_to_kernel),
-        into=_planned(_to_kernel, kernel_kernel),
-        spec=_gradient_spec(1, 2),
-        vjp=lambda np, up, y, g, x, like, **how: (
-            record("conv2d", x, up, **how),
-            record("conv2d_to_input", g, up, x, **how),
-            None,
-        ),
-        shape_only=frozenset({2}),
-        examples=_gradient_examples(0, 1),
-    )
+define(
+    "conv2d_to_kernel",
+    forward=product_forward(_to_kernel),
+    into=_planned(_to_kernel, kernel_kernel),
+    spec=_gradient_spec(1, 2),
+    vjp=lambda np, up, y, g, x, like, **how: (
+        record("conv2d", x, up, **how),
+        record("conv2d_to_input", g, up, x, **how),
+        None,
+    ),
+    shape_only=frozenset({2}),
+    examples=_gradient_examples(0, 1),
 )

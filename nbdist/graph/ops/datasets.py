@@ -18,7 +18,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Op, Shape, Spec, register
+from nbdist.graph.op import Shape, Spec, define
 from nbdist.graph.scopes import default_graph
 from nbdist.graph.tensor import Tensor, record
 
@@ -81,36 +81,30 @@ def _part_spec(
     return Spec(tuple(shape), np.dtype(dtype))
 
 
-register(  # keeps the arrays and the steps
-    Op(
-        "load_dataset",
-        forward=_elsewhere,
-        spec=lambda resource, steps, arrays: _NOTHING,
-        external=True,
-        has_value=False,
-    )
+define(  # keeps the arrays and the steps
+    "load_dataset",
+    forward=_elsewhere,
+    spec=lambda resource, steps, arrays: _NOTHING,
+    external=True,
+    has_value=False,
 )
 
 
-register(
-    Op(
-        "begin_pass",
-        forward=_elsewhere,
-        spec=lambda opened, resource: _NOTHING,
-        external=True,
-        has_value=False,
-    )
+define(
+    "begin_pass",
+    forward=_elsewhere,
+    spec=lambda opened, resource: _NOTHING,
+    external=True,
+    has_value=False,
 )
 
 
-register(
-    Op(
-        "next_batch",
-        forward=_elsewhere,
-        spec=lambda resource: Spec((), np.dtype(np.int64)),
-        external=True,
-    )
+define(
+    "next_batch",
+    forward=_elsewhere,
+    spec=lambda resource: Spec((), np.dtype(np.int64)),
+    external=True,
 )
 
 
-register(Op("batch_part", forward=_elsewhere, spec=_part_spec, external=True))
+define("batch_part", forward=_elsewhere, spec=_part_spec, external=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Op, Spec, check_gradient, normal_axes, register, show, whole
+from nbdist.graph.op import Example, Spec, check_gradient, define, normal_axes, show, whole
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
 
@@ -47,37 +47,31 @@ def _examples(rng: np.random.Generator) -> list[Example]:
     ]
 
 
-register(
-    Op(
-        "diagonal",
-        forward=lambda xp, x, offset, axis1, axis2: xp.diagonal(x, offset, axis1, axis2),
-        spec=_diagonal_spec,
-        vjp=lambda np, g, y, x, **where: (record("put_diagonal_like", g, x, **where),),
-        view=True,
-        examples=_examples,
-    )
+define(
+    "diagonal",
+    forward=lambda xp, x, offset, axis1, axis2: xp.diagonal(x, offset, axis1, axis2),
+    spec=_diagonal_spec,
+    vjp=lambda np, g, y, x, **where: (record("put_diagonal_like", g, x, **where),),
+    view=True,
+    examples=_examples,
 )
-register(
-    Op(
-        "put_diagonal_like",
-        forward=_put,
-        spec=_put_spec,
-        vjp=lambda np, up, y, g, like, **where: (record("diagonal", up, **where), None),
-        shape_only=frozenset({1}),
-        examples=lambda rng: [
-            Example((rng.normal(size=s), np.zeros(like)), {"offset": k, "axis1": 0, "axis2": 1})
-            for s, like, k in (((3,), (3, 3), 0), ((2, 2), (3, 2, 2), -1))
-        ],
-    )
+define(
+    "put_diagonal_like",
+    forward=_put,
+    spec=_put_spec,
+    vjp=lambda np, up, y, g, like, **where: (record("diagonal", up, **where), None),
+    shape_only=frozenset({1}),
+    examples=lambda rng: [
+        Example((rng.normal(size=s), np.zeros(like)), {"offset": k, "axis1": 0, "axis2": 1})
+        for s, like, k in (((3,), (3, 3), 0), ((2, 2), (3, 2, 2), -1))
+    ],
 )
-register(
-    Op(
-        "diag",
-        forward=lambda xp, x, offset: xp.diag(x, offset),
-        spec=lambda x, offset: Spec((None if x.shape[0] is None else x.shape[0] + abs(offset),) * 2, x.dtype),
-        vjp=lambda np, g, y, x, offset: (np.diagonal(g, offset),),
-        examples=lambda rng: [Example((rng.normal(size=3),), {"offset": k}) for k in (0, 2, -1)],
-    )
+define(
+    "diag",
+    forward=lambda xp, x, offset: xp.diag(x, offset),
+    spec=lambda x, offset: Spec((None if x.shape[0] is None else x.shape[0] + abs(offset),) * 2, x.dtype),
+    vjp=lambda np, g, y, x, offset: (np.diagonal(g, offset),),
+    examples=lambda rng: [Example((rng.normal(size=3),), {"offset": k}) for k in (0, 2, -1)],
 )
 
 
@@ -116,16 +110,13 @@ for _name in ("triu", "tril"):
     def _recorder(m: Tensor, k: int = 0, name: str = _name) -> Tensor:
         return record(name, m, k=whole(f"{name}: k", k))
 
-    register(
-        Op(
-            _name,
-            forward=_forward,
-            spec=_triangle_spec,
-            vjp=_vjp,
-            examples=lambda rng: [
-                Example((rng.normal(size=s),), {"k": k})
-                for s, k in (((3, 3), 0), ((2, 4), 1), ((2, 3, 2), -1))
-            ],
-        )
+    define(
+        _name,
+        forward=_forward,
+        spec=_triangle_spec,
+        vjp=_vjp,
+        examples=lambda rng: [
+            Example((rng.normal(size=s),), {"k": k}) for s, k in (((3, 3), 0), ((2, 4), 1), ((2, 3, 2), -1))
+        ],
     )
     FUNCTIONS[getattr(np, _name)] = _recorder

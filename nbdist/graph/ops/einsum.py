@@ -17,7 +17,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Op, Spec, broadcast, normal_axes, register, show
+from nbdist.graph.op import Example, Spec, broadcast, define, normal_axes, show
 from nbdist.graph.ops.elementwise import fit_to
 from nbdist.graph.ops.half import in_float32, product_forward
 from nbdist.graph.tensor import FUNCTIONS, Tensor, constant, record, symbolic
@@ -149,15 +149,13 @@ def _examples(rng: np.random.Generator) -> list[Example]:
     ]
 
 
-register(
-    Op(
-        "einsum",
-        forward=product_forward(_einsum_forward),
-        into=_einsum_kernel,
-        spec=_einsum_spec,
-        vjp=_einsum_vjp,
-        examples=_examples,
-    )
+define(
+    "einsum",
+    forward=product_forward(_einsum_forward),
+    into=_einsum_kernel,
+    spec=_einsum_spec,
+    vjp=_einsum_vjp,
+    examples=_examples,
 )
 
 

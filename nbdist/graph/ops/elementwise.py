@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from nbdist.graph.backend import Array
-from nbdist.graph.kernel import COMPUTE_IN_W, FLOATS, Kernel, into_new, register_kernel
-from nbdist.graph.op import Example, Op, Spec, broadcast, number_array, number_dtype, register
+from nbdist.graph.kernel import COMPUTE_IN_W, FLOATS, define_kernel, into_new
+from nbdist.graph.op import Example, Spec, broadcast, define, number_array, number_dtype
 from nbdist.graph.tensor import FUNCTIONS, Constant, Tensor, constant, record, symbolic
 
 
@@ -47,66 +47,28 @@ def _binary_examples(low: float, high: float, dtype: Any = np.float64) -> Exampl
     ]
 
 
-CUDA = {
-    "add": "a + b",
-    "subtract": "a - b",
-    "multiply": "a * b",
-    "divide": "a / b",
-    "power": "pow(a, b)",
-    "negative": "-a",
-    "reciprocal": "W(1) / a",
-    "exp": "exp(a)",
-    "expm1": "expm1(a)",
-    "log": "log(a)",
-    "log1p": "log1p(a)",
-    "sqrt": "sqrt(a)",
-    "square": "a * a",
-    "absolute": "fabs(a)",
-    "sin": "sin(a)",
-    "cos": "cos(a)",
-    "tanh": "tanh(a)",
-    "floor": "floor(a)",
-    "ceil": "ceil(a)",
-    "maximum": "a > b || a != a ? a : b",
-    "minimum": "a < b || a != a ? a : b",
-    "greater": "a > b",
-    "greater_equal": "a >= b",
-    "less": "a < b",
-    "less_equal": "a <= b",
-    "equal": "a == b",
-    "not_equal": "a != b",
-    "logical_and": "a && b",
-    "logical_or": "a || b",
-    "logical_not": "!a",
-    "isnan": "a != a",
-}
-"""Expressions of ufuncs, for fused kernels. Those that are left out run by themselves."""
-
-
 def _define(
     name: str,
     vjp: Callable[..., Sequence[Any]] | None,
     low: float = -2,
     high: float = 2,
     dtype: Any = np.float64,
+    cuda: str | None = None,
 ) -> None:
+    """Define an op of a ufunc, with examples from ``low`` to ``high``; ``cuda`` is it in fused kernels."""
     ufunc: np.ufunc = getattr(np, name)
     examples = (_unary_examples if ufunc.nin == 1 else _binary_examples)(low, high, dtype)
-    register(
-        Op(
-            name,
-            forward=lambda xp, *arrays: getattr(xp, name)(*arrays),
-            into=lambda xp: (
-                _extreme_kernel(xp, name)
-                if name in ("maximum", "minimum", "fmax", "fmin")
-                else getattr(xp, name)
-            ),
-            spec=_ufunc_spec(ufunc),
-            vjp=vjp and _fitted(vjp),
-            elementwise=True,
-            cuda=CUDA.get(name),
-            examples=examples,
-        )
+    define(
+        name,
+        forward=lambda xp, *arrays: getattr(xp, name)(*arrays),
+        into=lambda xp: (
+            _extreme_kernel(xp, name) if name in ("maximum", "minimum", "fmax", "fmin") else getattr(xp, name)
+        ),
+        spec=_ufunc_spec(ufunc),
+        vjp=vjp and _fitted(vjp),
+        elementwise=True,
+        cuda=cuda,
+        examples=examples,
     )
 
 
@@ -152,14 +114,12 @@ def _coefficients(degree: int) -> tuple[float, ...]:
     return tuple(float(c) for c in np.polynomial.chebyshev.chebfit(nodes, values, degree))
 
 
-ERF = register_kernel(
-    Kernel(
-        "erf",
-        "S x",
-        "T y",
-        COMPUTE_IN_W + "y = T(erf(W(x)));",
-        types={"S": (*FLOATS, "int32"), "T": (*FLOATS, "float64")},
-    )
+ERF = define_kernel(
+    "erf",
+    "S x",
+    "T y",
+    COMPUTE_IN_W + "y = T(erf(W(x)));",
+    types={"S": (*FLOATS, "int32"), "T": (*FLOATS, "float64")},
 )
 
 
@@ -195,16 +155,10 @@ def _erf_kernel(xp: Any) -> Callable[[Array, Array], None]:
 
 LOG_2, LOG_10 = float(np.log(2)), float(np.log(10))
 # In a gradient rule np is a parameter: NumPy for arrays; on tensors its functions record.
-_define("add", lambda np, g, y, a, b: (g, g))
-
-
-_define("subtract", lambda np, g, y, a, b: (g, -g))
-
-
-_define("multiply", lambda np, g, y, a, b: (g * b, g * a))
-
-
-_define("divide", lambda np, g, y, a, b: (g / b, -g * y / b), 0.5, 2)
+_define("add", lambda np, g, y, a, b: (g, g), cuda="a + b")
+_define("subtract", lambda np, g, y, a, b: (g, -g), cuda="a - b")
+_define("multiply", lambda np, g, y, a, b: (g * b, g * a), cuda="a * b")
+_define("divide", lambda np, g, y, a, b: (g / b, -g * y / b), 0.5, 2, cuda="a / b")
 
 
 def _power_vjp(xp: Any, g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Any, Any]:
@@ -213,90 +167,34 @@ def _power_vjp(xp: Any, g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Any
     return g * b * a**lowered, g * y * symbolic.log(symbolic.where(a > 0, a, symbolic.ones_like(a)))
 
 
-_define("power", _power_vjp, 0.5, 2)
-
-
-_define("negative", lambda np, g, y, x: (-g,))
-
-
-_define("reciprocal", lambda np, g, y, x: (-g * y * y,), 0.5, 2)
-
-
-_define("exp", lambda np, g, y, x: (g * y,))
-
-
-_define("expm1", lambda np, g, y, x: (g * (y + 1),))
-
-
-_define("log", lambda np, g, y, x: (g / x,), 0.5, 2)
-
-
-_define("log1p", lambda np, g, y, x: (g / (x + 1),), -0.5, 2)
-
-
-_define("sqrt", lambda np, g, y, x: (g / (2 * y),), 0.5, 2)
-
-
-_define("square", lambda np, g, y, x: (g * 2 * x,))
-
-
-_define("absolute", lambda np, g, y, x: (g * np.sign(x),), 0.5, 2)
-
-
+_define("power", _power_vjp, 0.5, 2, cuda="pow(a, b)")
+_define("negative", lambda np, g, y, x: (-g,), cuda="-a")
+_define("reciprocal", lambda np, g, y, x: (-g * y * y,), 0.5, 2, cuda="W(1) / a")
+_define("exp", lambda np, g, y, x: (g * y,), cuda="exp(a)")
+_define("expm1", lambda np, g, y, x: (g * (y + 1),), cuda="expm1(a)")
+_define("log", lambda np, g, y, x: (g / x,), 0.5, 2, cuda="log(a)")
+_define("log1p", lambda np, g, y, x: (g / (x + 1),), -0.5, 2, cuda="log1p(a)")
+_define("sqrt", lambda np, g, y, x: (g / (2 * y),), 0.5, 2, cuda="sqrt(a)")
+_define("square", lambda np, g, y, x: (g * 2 * x,), cuda="a * a")
+_define("absolute", lambda np, g, y, x: (g * np.sign(x),), 0.5, 2, cuda="fabs(a)")
 _define("sign", lambda np, g, y, x: (g * 0,), 0.5, 2)
-
-
-_define("sin", lambda np, g, y, x: (g * np.cos(x),))
-
-
-_define("cos", lambda np, g, y, x: (-g * np.sin(x),))
-
-
+_define("sin", lambda np, g, y, x: (g * np.cos(x),), cuda="sin(a)")
+_define("cos", lambda np, g, y, x: (-g * np.sin(x),), cuda="cos(a)")
 _define("tan", lambda np, g, y, x: (g * (1 + y * y),), -1, 1)
-
-
 _define("arctan", lambda np, g, y, x: (g / (1 + x * x),))
-
-
 _define("arcsin", lambda np, g, y, x: (g / np.sqrt(1 - x * x),), -0.9, 0.9)
-
-
 _define("arccos", lambda np, g, y, x: (-g / np.sqrt(1 - x * x),), -0.9, 0.9)
-
-
 _define("arcsinh", lambda np, g, y, x: (g / np.sqrt(x * x + 1),))
-
-
 _define("arccosh", lambda np, g, y, x: (g / np.sqrt(x * x - 1),), 1.5, 3)
-
-
 _define("arctanh", lambda np, g, y, x: (g / (1 - x * x),), -0.9, 0.9)
-
-
 _define("arctan2", lambda np, g, y, a, b: (g * b / (a * a + b * b), -g * a / (a * a + b * b)), 0.5, 2)
-
-
 _define("log2", lambda np, g, y, x: (g / (x * LOG_2),), 0.5, 2)
-
-
 _define("log10", lambda np, g, y, x: (g / (x * LOG_10),), 0.5, 2)
-
-
 _define("exp2", lambda np, g, y, x: (g * y * LOG_2,))
-
-
 _define("logaddexp", lambda np, g, y, a, b: (g * np.exp(a - y), g * np.exp(b - y)))
-
-
 _define("logaddexp2", lambda np, g, y, a, b: (g * np.exp2(a - y), g * np.exp2(b - y)))
-
-
 _define("cbrt", lambda np, g, y, x: (g / (3 * y * y),), 0.5, 2)
-
-
 _define("hypot", lambda np, g, y, a, b: (g * a / y, g * b / y), 0.5, 2)
-
-
 _define("fabs", lambda np, g, y, x: (g * np.sign(x),), 0.5, 2)
 
 
@@ -306,20 +204,15 @@ for _name in ("rad2deg", "degrees"):
     _define(_name, lambda np, g, y, x: (g * (180 / math.pi),))
 
 
-for _name in ("floor", "ceil", "rint", "trunc"):  # zero gradient except at the jumps
-    _define(_name, lambda np, g, y, x: (g * 0,), 0.1, 0.4)
+for _name, _cuda in (("floor", "floor(a)"), ("ceil", "ceil(a)"), ("rint", None), ("trunc", None)):
+    _define(_name, lambda np, g, y, x: (g * 0,), 0.1, 0.4, cuda=_cuda)  # a zero gradient except at the jumps
 
 
 _define("floor_divide", lambda np, g, y, a, b: (g * 0, g * 0), 0.7, 0.9)
-
-
 _define("remainder", lambda np, g, y, a, b: (g, -g * np.floor_divide(a, b)), 0.7, 0.9)
-
-
 _define("sinh", lambda np, g, y, x: (g * np.cosh(x),))
-
-
 _define("cosh", lambda np, g, y, x: (g * np.sinh(x),))
+_define("tanh", lambda np, g, y, x: (g * (1 - y * y),), cuda="tanh(a)")
 
 
 def _where_spec(condition: Spec, a: Spec, b: Spec) -> Spec:
@@ -337,19 +230,17 @@ def _mask_dtype(condition: Spec, a: Spec, b: Spec) -> np.dtype[Any] | None:
     return np.dtype(f"i{a.dtype.itemsize}")
 
 
-WHERE = register_kernel(
-    Kernel(
-        "where",
-        "C condition, A a, B b",
-        "T out",
-        "out = condition ? T(a) : T(b);",
-        types={
-            "C": ("bool",) * 4,
-            "A": (*FLOATS, "int64"),
-            "B": (*FLOATS, "float32"),
-            "T": (*FLOATS, "float64"),
-        },
-    )
+WHERE = define_kernel(
+    "where",
+    "C condition, A a, B b",
+    "T out",
+    "out = condition ? T(a) : T(b);",
+    types={
+        "C": ("bool",) * 4,
+        "A": (*FLOATS, "int64"),
+        "B": (*FLOATS, "float32"),
+        "T": (*FLOATS, "float64"),
+    },
 )
 
 
@@ -373,59 +264,52 @@ def _where_kernel(xp: Any) -> Callable[..., None]:
     return kernel
 
 
-_define("tanh", lambda np, g, y, x: (g * (1 - y * y),))
-
-
 def _shared(np: Any, g: Tensor, won: Tensor, lost: Tensor) -> tuple[Tensor, Tensor]:
     """Give the gradient to the input that was selected; equal inputs share it."""
     tie = (1 - won.astype(g.dtype) - lost.astype(g.dtype)) * 0.5
     return g * (won.astype(g.dtype) + tie), g * (lost.astype(g.dtype) + tie)
 
 
-_define("maximum", lambda np, g, y, a, b: _shared(np, g, a > b, b > a))
-
-
-_define("minimum", lambda np, g, y, a, b: _shared(np, g, a < b, b < a))
+_define("maximum", lambda np, g, y, a, b: _shared(np, g, a > b, b > a), cuda="a > b || a != a ? a : b")
+_define("minimum", lambda np, g, y, a, b: _shared(np, g, a < b, b < a), cuda="a < b || a != a ? a : b")
 
 
 # As maximum and minimum, but a NaN loses.
 _define("fmax", lambda np, g, y, a, b: _shared(np, g, (a > b) | np.isnan(b), (b > a) | np.isnan(a)))
-
-
 _define("fmin", lambda np, g, y, a, b: _shared(np, g, (a < b) | np.isnan(b), (b < a) | np.isnan(a)))
 
 
-for _name in (
-    "greater", "greater_equal", "less", "less_equal", "equal", "not_equal",
-    "logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isfinite", "isinf", "signbit",
-):  # fmt: skip
-    _define(_name, None)
+for _name, _cuda in {
+    "greater": "a > b", "greater_equal": "a >= b", "less": "a < b", "less_equal": "a <= b",
+    "equal": "a == b", "not_equal": "a != b", "logical_and": "a && b", "logical_or": "a || b",
+    "logical_xor": None, "logical_not": "!a", "isnan": "a != a", "isfinite": None, "isinf": None,
+    "signbit": None,
+}.items():  # fmt: skip
+    _define(_name, None, cuda=_cuda)
 
 
 for _name in ("bitwise_and", "bitwise_or", "bitwise_xor", "invert"):
     _define(_name, None, -9, 9, np.int64)
 
 
-register(
-    Op(
-        "where",
-        forward=lambda xp, c, a, b: xp.where(c, a, b),
-        into=_where_kernel,
-        spec=_where_spec,
-        vjp=lambda np, g, y, c, a, b: (
-            None,
-            fit_to(np.where(c, g, 0), a),
-            fit_to(np.where(c, 0, g), b),
-        ),
-        elementwise=True,
-        cuda="a ? b : c",
-        in_place=frozenset({1}),
-        scratch=_mask_dtype,
-        examples=lambda rng: [
-            Example((rng.uniform(size=(2, 3)) > 0.5, rng.normal(size=(2, 3)), rng.normal(size=s)), {})
-            for s in ((2, 3), (3,), ())
-        ],
-    )
+define(
+    "where",
+    forward=lambda xp, c, a, b: xp.where(c, a, b),
+    into=_where_kernel,
+    spec=_where_spec,
+    vjp=lambda np, g, y, c, a, b: (
+        None,
+        fit_to(np.where(c, g, 0), a),
+        fit_to(np.where(c, 0, g), b),
+    ),
+    elementwise=True,
+    cuda="a ? b : c",
+    in_place=frozenset({1}),
+    scratch=_mask_dtype,
+    examples=lambda rng: [
+        Example((rng.uniform(size=(2, 3)) > 0.5, rng.normal(size=(2, 3)), rng.normal(size=s)), {})
+        for s in ((2, 3), (3,), ())
+    ],
 )
 
 
@@ -442,20 +326,18 @@ def _where(condition: Any, x: Any, y: Any) -> Tensor:
 
 
 FUNCTIONS[np.where] = _where
-register(
-    Op(
-        "cast",
-        forward=lambda xp, x, dtype: x.astype(dtype),
-        into=lambda xp, dtype: _copy(xp),
-        spec=lambda x, dtype: Spec(x.shape, number_dtype("cast", dtype)),
-        # No gradient passes through integers.
-        vjp=lambda np, g, y, x, dtype: (
-            record("cast", g, dtype=x.dtype) if x.dtype.kind in "fc" and y.dtype.kind in "fc" else None,
-        ),
-        elementwise=True,
-        cuda="a",
-        examples=lambda rng: [Example((rng.normal(size=(2, 3)),), {"dtype": np.dtype(np.float64)})],
-    )
+define(
+    "cast",
+    forward=lambda xp, x, dtype: x.astype(dtype),
+    into=lambda xp, dtype: _copy(xp),
+    spec=lambda x, dtype: Spec(x.shape, number_dtype("cast", dtype)),
+    # No gradient passes through integers.
+    vjp=lambda np, g, y, x, dtype: (
+        record("cast", g, dtype=x.dtype) if x.dtype.kind in "fc" and y.dtype.kind in "fc" else None,
+    ),
+    elementwise=True,
+    cuda="a",
+    examples=lambda rng: [Example((rng.normal(size=(2, 3)),), {"dtype": np.dtype(np.float64)})],
 )
 
 
@@ -507,23 +389,19 @@ def _same(x: Spec | Array) -> np.dtype[Any]:
     return x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
 
 
-SIGMOID = register_kernel(
-    Kernel(
-        "sigmoid",
-        "S x",
-        "T y",
-        COMPUTE_IN_W + "y = T(W(1) / (exp(-W(x)) + W(1)));",
-        types={"S": (*FLOATS, "int32"), "T": (*FLOATS, "float64")},
-    )
+SIGMOID = define_kernel(
+    "sigmoid",
+    "S x",
+    "T y",
+    COMPUTE_IN_W + "y = T(W(1) / (exp(-W(x)) + W(1)));",
+    types={"S": (*FLOATS, "int32"), "T": (*FLOATS, "float64")},
 )
-SIGMOID_GRAD = register_kernel(
-    Kernel(
-        "sigmoid_grad",
-        "G g, Y y",
-        "T out",
-        COMPUTE_IN_W + "out = T(W(g) * (W(y) - W(y) * W(y)));",
-        types={"G": FLOATS, "Y": FLOATS, "T": FLOATS},
-    )
+SIGMOID_GRAD = define_kernel(
+    "sigmoid_grad",
+    "G g, Y y",
+    "T out",
+    COMPUTE_IN_W + "out = T(W(g) * (W(y) - W(y) * W(y)));",
+    types={"G": FLOATS, "Y": FLOATS, "T": FLOATS},
 )
 
 
@@ -539,57 +417,49 @@ def _sigmoid_kernel(xp: Any) -> Callable[[Array, Array], None]:
     return kernel if xp is np else lambda x, out: SIGMOID(xp, x, out)
 
 
-register(
-    Op(
-        "sigmoid",
-        forward=lambda xp, x: into_new(xp, x.shape, _same(x), lambda out: _sigmoid_kernel(xp)(x, out)),
-        into=_sigmoid_kernel,
-        spec=lambda x: Spec(x.shape, _same(x)),
-        vjp=lambda np, g, y, x: (record("sigmoid_grad", g, y),),
-        elementwise=True,
-        cuda="W(1) / (exp(-a) + W(1))",
-        examples=_unary_examples(-3, 3),
-    )
+define(
+    "sigmoid",
+    forward=lambda xp, x: into_new(xp, x.shape, _same(x), lambda out: _sigmoid_kernel(xp)(x, out)),
+    into=_sigmoid_kernel,
+    spec=lambda x: Spec(x.shape, _same(x)),
+    vjp=lambda np, g, y, x: (record("sigmoid_grad", g, y),),
+    elementwise=True,
+    cuda="W(1) / (exp(-a) + W(1))",
+    examples=_unary_examples(-3, 3),
 )
 
 
-register(
-    Op(
-        "sigmoid_grad",
-        forward=lambda xp, g, y: g * (y - y * y),
-        into=_sigmoid_grad_kernel,
-        spec=_ufunc_spec(np.multiply),
-        vjp=lambda np, g, y, up, s: (g * (s - s * s), g * up * (1 - 2 * s)),
-        elementwise=True,
-        cuda="a * (b - b * b)",
-        scratch=lambda g, y: np.result_type(g.dtype, y.dtype),
-        examples=lambda rng: [Example((rng.normal(size=(2, 3)), rng.uniform(size=(2, 3))), {})],
-    )
+define(
+    "sigmoid_grad",
+    forward=lambda xp, g, y: g * (y - y * y),
+    into=_sigmoid_grad_kernel,
+    spec=_ufunc_spec(np.multiply),
+    vjp=lambda np, g, y, up, s: (g * (s - s * s), g * up * (1 - 2 * s)),
+    elementwise=True,
+    cuda="a * (b - b * b)",
+    scratch=lambda g, y: np.result_type(g.dtype, y.dtype),
+    examples=lambda rng: [Example((rng.normal(size=(2, 3)), rng.uniform(size=(2, 3))), {})],
 )
 
 
-register(
-    Op(
-        "relu",
-        forward=lambda xp, x: xp.maximum(x, 0),
-        into=lambda xp: lambda x, out: xp.maximum(x, 0, out=out),
-        spec=lambda x: x,
-        vjp=lambda np, g, y, x: (record("relu_grad", g, y),),
-        elementwise=True,
-        cuda="a <= 0 ? W(0) : a",
-        examples=_unary_examples(0.1, 2),
-    )
+define(
+    "relu",
+    forward=lambda xp, x: xp.maximum(x, 0),
+    into=lambda xp: lambda x, out: xp.maximum(x, 0, out=out),
+    spec=lambda x: x,
+    vjp=lambda np, g, y, x: (record("relu_grad", g, y),),
+    elementwise=True,
+    cuda="a <= 0 ? W(0) : a",
+    examples=_unary_examples(0.1, 2),
 )
 
 
-RELU_GRAD = register_kernel(
-    Kernel(
-        "relu_grad",
-        "T g, Y y",
-        "T out",
-        COMPUTE_IN_W + "out = T(W(g) * W(Wide<Y>::type(y) > 0));",
-        types={"T": FLOATS, "Y": FLOATS},
-    )
+RELU_GRAD = define_kernel(
+    "relu_grad",
+    "T g, Y y",
+    "T out",
+    COMPUTE_IN_W + "out = T(W(g) * W(Wide<Y>::type(y) > 0));",
+    types={"T": FLOATS, "Y": FLOATS},
 )
 
 
@@ -601,32 +471,28 @@ def _relu_grad_kernel(xp: Any) -> Callable[..., None]:
     return kernel if xp is np else lambda g, y, out: RELU_GRAD(xp, g, y, out)
 
 
-register(
-    Op(
-        "relu_grad",  # from the result of relu: 0 where that is 0
-        forward=lambda xp, g, y: g * (y > 0),
-        into=_relu_grad_kernel,
-        spec=lambda g, y: Spec(y.shape, g.dtype),
-        vjp=lambda np, up, out, g, y: (record("relu_grad", up, y), np.zeros_like(y)),
-        elementwise=True,
-        cuda="a * W(b > 0)",
-        scratch=lambda g, y: np.dtype(bool),
-        examples=lambda rng: [Example((rng.normal(size=(2, 3)), rng.normal(size=(2, 3))), {})],
-    )
+define(
+    "relu_grad",  # from the result of relu: 0 where that is 0
+    forward=lambda xp, g, y: g * (y > 0),
+    into=_relu_grad_kernel,
+    spec=lambda g, y: Spec(y.shape, g.dtype),
+    vjp=lambda np, up, out, g, y: (record("relu_grad", up, y), np.zeros_like(y)),
+    elementwise=True,
+    cuda="a * W(b > 0)",
+    scratch=lambda g, y: np.dtype(bool),
+    examples=lambda rng: [Example((rng.normal(size=(2, 3)), rng.normal(size=(2, 3))), {})],
 )
 
 
-register(
-    Op(
-        "erf",
-        forward=lambda xp, x: _erf(x) if xp is np else into_new(xp, x.shape, _same(x), partial(ERF, xp, x)),
-        into=_erf_kernel,
-        spec=lambda x: Spec(x.shape, _same(x)),
-        vjp=lambda np, g, y, x: (g * TWO_OVER_ROOT_PI * np.exp(-x * x),),
-        elementwise=True,
-        cuda="erf(a)",
-        examples=lambda rng: [Example((rng.uniform(-3, 3, s),), {}) for s in ((), (5,), (2, 3))],
-    )
+define(
+    "erf",
+    forward=lambda xp, x: _erf(x) if xp is np else into_new(xp, x.shape, _same(x), partial(ERF, xp, x)),
+    into=_erf_kernel,
+    spec=lambda x: Spec(x.shape, _same(x)),
+    vjp=lambda np, g, y, x: (g * TWO_OVER_ROOT_PI * np.exp(-x * x),),
+    elementwise=True,
+    cuda="erf(a)",
+    examples=lambda rng: [Example((rng.uniform(-3, 3, s),), {}) for s in ((), (5,), (2, 3))],
 )
 
 

@@ -15,13 +15,12 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.op import (
     Example,
-    Op,
     Shape,
     Spec,
     broadcast,
     check_gradient,
+    define,
     normal_axes,
-    register,
     show,
     whole,
 )
@@ -147,33 +146,29 @@ def _index_examples(rng: np.random.Generator) -> list[Example]:
     ]
 
 
-register(
-    Op(
-        "index",
-        forward=lambda xp, x, *positions, key: x[full_key(positions, key)],
-        spec=_index_spec,
-        vjp=lambda np, g, y, x, *positions, key: (
-            record("add_at_like", g, x, *positions, key=key),
-            *(None for _ in positions),
-        ),
-        examples=_index_examples,
-    )
+define(
+    "index",
+    forward=lambda xp, x, *positions, key: x[full_key(positions, key)],
+    spec=_index_spec,
+    vjp=lambda np, g, y, x, *positions, key: (
+        record("add_at_like", g, x, *positions, key=key),
+        *(None for _ in positions),
+    ),
+    examples=_index_examples,
 )
-register(
-    Op(
-        "add_at_like",
-        forward=_add_at,
-        spec=_add_at_spec,
-        vjp=lambda np, up, y, g, like, *positions, key: (
-            record("index", up, *positions, key=key),
-            None,
-            *(None for _ in positions),
-        ),
-        shape_only=frozenset({1}),
-        examples=lambda rng: [
-            Example((rng.normal(size=(3, 2)), np.zeros((4, 2)), np.array([1, 0, 1])), {"key": (HERE,)})
-        ],
-    )
+define(
+    "add_at_like",
+    forward=_add_at,
+    spec=_add_at_spec,
+    vjp=lambda np, up, y, g, like, *positions, key: (
+        record("index", up, *positions, key=key),
+        None,
+        *(None for _ in positions),
+    ),
+    shape_only=frozenset({1}),
+    examples=lambda rng: [
+        Example((rng.normal(size=(3, 2)), np.zeros((4, 2)), np.array([1, 0, 1])), {"key": (HERE,)})
+    ],
 )
 FUNCTIONS[operator.getitem] = _index
 
@@ -221,39 +216,35 @@ def _add_rows_kernel(xp: Any, axis: int) -> Any:
     return kernel
 
 
-register(
-    Op(
-        "take",
-        forward=lambda xp, x, positions, axis: xp.take(x, positions, axis),
-        into=_take_kernel,
-        spec=_take_spec,
-        vjp=lambda np, g, y, x, positions, axis: (
-            record("take_back_like", g, x, positions, axis=axis),
-            None,
-        ),
-        examples=lambda rng: [
-            Example((rng.normal(size=(3, 4)), np.array(p)), {"axis": a})
-            for p, a in (([2, 0, 2], 0), ([[1, -1], [3, 1]], 1), (1, -1))
-        ],
-    )
+define(
+    "take",
+    forward=lambda xp, x, positions, axis: xp.take(x, positions, axis),
+    into=_take_kernel,
+    spec=_take_spec,
+    vjp=lambda np, g, y, x, positions, axis: (
+        record("take_back_like", g, x, positions, axis=axis),
+        None,
+    ),
+    examples=lambda rng: [
+        Example((rng.normal(size=(3, 4)), np.array(p)), {"axis": a})
+        for p, a in (([2, 0, 2], 0), ([[1, -1], [3, 1]], 1), (1, -1))
+    ],
 )
-register(
-    Op(
-        "take_back_like",
-        forward=_add_rows,
-        into=_add_rows_kernel,
-        spec=_take_back_spec,
-        vjp=lambda np, up, y, g, like, positions, axis: (
-            record("take", up, positions, axis=axis),
-            None,
-            None,
-        ),
-        shape_only=frozenset({1}),
-        examples=lambda rng: [
-            Example((rng.normal(size=s), np.zeros((3, 4)), np.array(p)), {"axis": a})
-            for s, p, a in (((3, 4), [2, 0, 2], 0), ((3, 2, 2), [[1, -1], [3, 1]], 1))
-        ],
-    )
+define(
+    "take_back_like",
+    forward=_add_rows,
+    into=_add_rows_kernel,
+    spec=_take_back_spec,
+    vjp=lambda np, up, y, g, like, positions, axis: (
+        record("take", up, positions, axis=axis),
+        None,
+        None,
+    ),
+    shape_only=frozenset({1}),
+    examples=lambda rng: [
+        Example((rng.normal(size=s), np.zeros((3, 4)), np.array(p)), {"axis": a})
+        for s, p, a in (((3, 4), [2, 0, 2], 0), ((3, 2, 2), [[1, -1], [3, 1]], 1))
+    ],
 )
 
 
@@ -319,38 +310,34 @@ def _along_back(g: Tensor, x: Tensor, positions: Tensor, axis: int) -> Tensor:
     return record("sum_to_like", record("add_along_like", g, x, positions, axis=axis), x)
 
 
-register(
-    Op(
-        "take_along_axis",
-        forward=lambda xp, x, positions, axis: xp.take_along_axis(x, positions, axis),
-        spec=_along_spec,
-        vjp=lambda np, g, y, x, positions, axis: (_along_back(g, x, positions, axis), None),
-        examples=lambda rng: [
-            Example((rng.normal(size=s), np.array(p)), {"axis": a})
-            for s, p, a in (
-                ((2, 3), [[2, 0], [1, 1]], 1),
-                ((2, 3), [[1, 0, 1]], 0),
-                ((1, 3), [[0, 1], [2, 2]], 1),
-                ((4,), [3, -1], 0),
-            )
-        ],
-    )
+define(
+    "take_along_axis",
+    forward=lambda xp, x, positions, axis: xp.take_along_axis(x, positions, axis),
+    spec=_along_spec,
+    vjp=lambda np, g, y, x, positions, axis: (_along_back(g, x, positions, axis), None),
+    examples=lambda rng: [
+        Example((rng.normal(size=s), np.array(p)), {"axis": a})
+        for s, p, a in (
+            ((2, 3), [[2, 0], [1, 1]], 1),
+            ((2, 3), [[1, 0, 1]], 0),
+            ((1, 3), [[0, 1], [2, 2]], 1),
+            ((4,), [3, -1], 0),
+        )
+    ],
 )
-register(
-    Op(
-        "add_along_like",  # broadcast like its positions: its user sums it down to the shape it needs
-        forward=_add_along,
-        spec=_add_along_spec,
-        vjp=lambda np, up, y, g, like, positions, axis: (
-            record("take_along_axis", up, positions, axis=axis),
-            None,
-            None,
-        ),
-        shape_only=frozenset({1}),
-        examples=lambda rng: [
-            Example((rng.normal(size=(2, 2)), np.zeros((2, 3)), np.array([[2, 0], [1, 1]])), {"axis": 1})
-        ],
-    )
+define(
+    "add_along_like",  # broadcast like its positions: its user sums it down to the shape it needs
+    forward=_add_along,
+    spec=_add_along_spec,
+    vjp=lambda np, up, y, g, like, positions, axis: (
+        record("take_along_axis", up, positions, axis=axis),
+        None,
+        None,
+    ),
+    shape_only=frozenset({1}),
+    examples=lambda rng: [
+        Example((rng.normal(size=(2, 2)), np.zeros((2, 3)), np.array([[2, 0], [1, 1]])), {"axis": 1})
+    ],
 )
 
 

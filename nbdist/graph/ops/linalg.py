@@ -16,13 +16,12 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.op import (
     Example,
-    Op,
     Shape,
     Spec,
     broadcast,
     check_gradient,
+    define,
     normal_axes,
-    register,
     show,
     whole_axes,
 )
@@ -81,7 +80,7 @@ def _define(
         _square(name, x)
         return Spec(shape(x.shape), _float(x.dtype))
 
-    register(Op(name, forward=forward, spec=spec, vjp=vjp, examples=examples))
+    define(name, forward=forward, spec=spec, vjp=vjp, examples=examples)
 
 
 def _per_matrix(g: Tensor) -> Tensor:
@@ -233,20 +232,18 @@ def _positive(rng: np.random.Generator) -> list[Example]:
 _define("cholesky", _checked("cholesky"), _cholesky_vjp, examples=_positive)
 
 
-register(
-    Op(
-        "solve",
-        forward=_solve,
-        spec=_solve_spec,
-        vjp=_solve_vjp,
-        examples=lambda rng: [
-            Example((rng.normal(size=a) + 3 * np.eye(a[-1]), rng.normal(size=b)), {})
-            for a, b in (
-                ((3, 3), (3,)), ((2, 2), (2, 4)), ((2, 3, 3), (2, 3, 1)), ((2, 3, 3), (3, 2)),
-                ((2, 2, 2), (2,)), ((2, 2), (3, 2, 1)),
-            )
-        ],
-    )
+define(
+    "solve",
+    forward=_solve,
+    spec=_solve_spec,
+    vjp=_solve_vjp,
+    examples=lambda rng: [
+        Example((rng.normal(size=a) + 3 * np.eye(a[-1]), rng.normal(size=b)), {})
+        for a, b in (
+            ((3, 3), (3,)), ((2, 2), (2, 4)), ((2, 3, 3), (2, 3, 1)), ((2, 3, 3), (3, 2)),
+            ((2, 2, 2), (2,)), ((2, 2), (3, 2, 1)),
+        )
+    ],
 )  # fmt: skip
 
 
@@ -291,14 +288,12 @@ def _from_singular_spec(g: Spec, x: Spec) -> Spec:
     return Spec(x.shape, g.dtype)
 
 
-register(
-    Op(
-        "singular_values",  # the largest first
-        forward=lambda xp, x: xp.linalg.svd(x, compute_uv=False),
-        spec=_singular_spec,
-        vjp=_singular_vjp,
-        examples=lambda rng: [Example((rng.normal(size=s),), {}) for s in ((3, 3), (2, 4), (2, 3, 2))],
-    )
+define(
+    "singular_values",  # the largest first
+    forward=lambda xp, x: xp.linalg.svd(x, compute_uv=False),
+    spec=_singular_spec,
+    vjp=_singular_vjp,
+    examples=lambda rng: [Example((rng.normal(size=s),), {}) for s in ((3, 3), (2, 4), (2, 3, 2))],
 )
 
 
@@ -323,32 +318,28 @@ def _length_vjp(
     return (g * x / np.where(y == 0, np.ones_like(y), y),)  # not differentiable at 0: 0 is a subgradient
 
 
-register(Op("from_singular", forward=_from_singular, spec=_from_singular_spec))
+define("from_singular", forward=_from_singular, spec=_from_singular_spec)
 
 
-register(
-    Op(
-        "length",
-        forward=_length,
-        spec=_length_spec,
-        vjp=_length_vjp,
-        examples=lambda rng: [
-            Example((rng.normal(size=s),), {"axis": a, "keepdims": k})
-            for s, a, k in (((3,), (0,), False), ((2, 3), (0, 1), True), ((2, 3), (1,), False))
-        ],
-    )
+define(
+    "length",
+    forward=_length,
+    spec=_length_spec,
+    vjp=_length_vjp,
+    examples=lambda rng: [
+        Example((rng.normal(size=s),), {"axis": a, "keepdims": k})
+        for s, a, k in (((3,), (0,), False), ((2, 3), (0, 1), True), ((2, 3), (1,), False))
+    ],
 )
 
 
-register(
-    Op(
-        "matmul",
-        forward=product_forward(lambda xp, a, b: xp.matmul(a, b)),
-        into=_matmul_into,
-        spec=_matmul_spec,
-        vjp=_matmul_vjp,
-        examples=_examples,
-    )
+define(
+    "matmul",
+    forward=product_forward(lambda xp, a, b: xp.matmul(a, b)),
+    into=_matmul_into,
+    spec=_matmul_spec,
+    vjp=_matmul_vjp,
+    examples=_examples,
 )
 
 

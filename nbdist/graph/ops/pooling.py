@@ -10,8 +10,8 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.kernel import FLOATS, Kernel, register_kernel
-from nbdist.graph.op import Example, Op, Spec, fits, floating, register, show
+from nbdist.graph.kernel import FLOATS, Kernel, define_kernel
+from nbdist.graph.op import Example, Spec, define, fits, floating, show
 from nbdist.graph.ops.windows import Pair, WindowAxis, axes_of, window_counts
 from nbdist.graph.tensor import record
 
@@ -84,7 +84,7 @@ END = "\n}\n}\n"
 
 def _pooling_kernel(name: str, inputs: str, outputs: str, body: str) -> Kernel:
     types = {"T": FLOATS} | ({"K": ("uint8",) * len(FLOATS)} if "K " in inputs + outputs else {})
-    return register_kernel(Kernel(name, inputs + GEOMETRY, outputs, body, types=types))
+    return define_kernel(name, inputs + GEOMETRY, outputs, body, types=types)
 
 
 MAX_POOL = _pooling_kernel(
@@ -321,53 +321,45 @@ def _of_which_spec(u: Spec, which: Spec, **how: Any) -> Spec:
 
 _max_forward = _into(_largest, _empty)
 _which_forward = _into(_which, lambda xp, y, x, size, **how: xp.empty(y.shape, _counter(size)))
-register(
-    Op(
-        "max_pool2d",
-        forward=_max_forward,
-        into=_kernel(_largest),
-        spec=_spec("max_pool2d"),
-        vjp=lambda np, g, y, x, **how: (
-            record("max_pool2d_to_which", g, record("max_pool2d_which", y, x, **how), x, **how),
-        ),
-        examples=_examples,
-    )
+define(
+    "max_pool2d",
+    forward=_max_forward,
+    into=_kernel(_largest),
+    spec=_spec("max_pool2d"),
+    vjp=lambda np, g, y, x, **how: (
+        record("max_pool2d_to_which", g, record("max_pool2d_which", y, x, **how), x, **how),
+    ),
+    examples=_examples,
 )
-register(
-    Op(
-        "max_pool2d_which",
-        forward=_which_forward,
-        into=_kernel(_which),
-        spec=_which_spec,
-    )
+define(
+    "max_pool2d_which",
+    forward=_which_forward,
+    into=_kernel(_which),
+    spec=_which_spec,
 )
-register(
-    Op(
-        "max_pool2d_to_which",
-        forward=_into(_to_which, lambda xp, g, which, like, **how: xp.empty(like.shape, g.dtype)),
-        into=_kernel(_to_which),
-        spec=_to_which_spec,
-        vjp=lambda np, up, out, g, which, like, **how: (
-            record("max_pool2d_of_which", up, which, **how),
-            None,
-            None,
-        ),
-        shape_only=frozenset({2}),
-        examples=_which_examples(of_windows=True),
-    )
+define(
+    "max_pool2d_to_which",
+    forward=_into(_to_which, lambda xp, g, which, like, **how: xp.empty(like.shape, g.dtype)),
+    into=_kernel(_to_which),
+    spec=_to_which_spec,
+    vjp=lambda np, up, out, g, which, like, **how: (
+        record("max_pool2d_of_which", up, which, **how),
+        None,
+        None,
+    ),
+    shape_only=frozenset({2}),
+    examples=_which_examples(of_windows=True),
 )
-register(
-    Op(
-        "max_pool2d_of_which",
-        forward=_into(_of_which, lambda xp, u, which, **how: xp.empty(which.shape, u.dtype)),
-        into=_kernel(_of_which),
-        spec=_of_which_spec,
-        vjp=lambda np, g, out, u, which, **how: (
-            record("max_pool2d_to_which", g, which, u, **how),
-            None,
-        ),
-        examples=_which_examples(of_windows=False),
-    )
+define(
+    "max_pool2d_of_which",
+    forward=_into(_of_which, lambda xp, u, which, **how: xp.empty(which.shape, u.dtype)),
+    into=_kernel(_of_which),
+    spec=_of_which_spec,
+    vjp=lambda np, g, out, u, which, **how: (
+        record("max_pool2d_to_which", g, which, u, **how),
+        None,
+    ),
+    examples=_which_examples(of_windows=False),
 )
 
 
@@ -409,15 +401,13 @@ def _spread(xp: Any, g: Array, like: Array, out: Array, size: Pair, strides: Pai
     return None
 
 
-register(
-    Op(
-        "avg_pool2d",
-        forward=_into(_mean, _empty),
-        into=_kernel(_mean),
-        spec=_spec("avg_pool2d"),
-        vjp=lambda np, g, y, x, **how: (record("avg_pool2d_grad", g, x, **how),),
-        examples=_examples,
-    )
+define(
+    "avg_pool2d",
+    forward=_into(_mean, _empty),
+    into=_kernel(_mean),
+    spec=_spec("avg_pool2d"),
+    vjp=lambda np, g, y, x, **how: (record("avg_pool2d_grad", g, x, **how),),
+    examples=_examples,
 )
 
 
@@ -427,17 +417,15 @@ def _spread_spec(g: Spec, like: Spec, **how: Any) -> Spec:
     return Spec(like.shape, g.dtype)
 
 
-register(
-    Op(
-        "avg_pool2d_grad",
-        forward=_into(_spread, lambda xp, g, like, **how: xp.empty(like.shape, g.dtype)),
-        into=_kernel(_spread),
-        spec=_spread_spec,
-        vjp=lambda np, up, y, g, like, **how: (record("avg_pool2d", up, **how), None),
-        shape_only=frozenset({1}),
-        examples=lambda rng: [
-            Example((np.ones_like(_empty(np, np.zeros(shape), **how)), np.zeros(shape)), how)
-            for shape, how in _CASES
-        ],
-    )
+define(
+    "avg_pool2d_grad",
+    forward=_into(_spread, lambda xp, g, like, **how: xp.empty(like.shape, g.dtype)),
+    into=_kernel(_spread),
+    spec=_spread_spec,
+    vjp=lambda np, up, y, g, like, **how: (record("avg_pool2d", up, **how), None),
+    shape_only=frozenset({1}),
+    examples=lambda rng: [
+        Example((np.ones_like(_empty(np, np.zeros(shape), **how)), np.zeros(shape)), how)
+        for shape, how in _CASES
+    ],
 )

@@ -16,8 +16,8 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.initial import fill
-from nbdist.graph.kernel import FLOATS, INTEGERS, Kernel, into_new, register_kernel
-from nbdist.graph.op import Op, Spec, register, show
+from nbdist.graph.kernel import FLOATS, INTEGERS, define_kernel, into_new
+from nbdist.graph.op import Spec, define, show
 
 LEVELS = 1 << 16
 PER_COUNT = 16  # 16-bit numbers for each count of the generator
@@ -49,35 +49,33 @@ def mask_threshold(rate: float) -> int:
 
 # The same numbers on a GPU: a thread computes one count, as NumPy's Philox4x64-10 does, and writes 16
 # elements. NumPy adds 1 to the 256-bit counter before each count.
-MASK_KERNEL = register_kernel(
-    Kernel(
-        "dropout_mask",
-        "raw I draw, uint64 number, int64 counts, int64 elements, uint32 threshold, float64 scale",
-        "raw T mask",
-        """
-        unsigned long long first = (unsigned long long)draw[3] * counts;
-        unsigned long long c0 = first + i + 1, c1 = draw[2], c2 = 0, c3 = 0;
-        if (c0 < first && ++c1 == 0) c2 = 1;
-        unsigned long long k0 = draw[0], k1 = (unsigned long long)draw[1] << 32 | number;
-        for (int round = 0; round < 10; ++round) {
-          unsigned long long high0 = __umul64hi(0xD2E7470EE14C6C93ull, c0), low0 = 0xD2E7470EE14C6C93ull * c0;
-          unsigned long long high1 = __umul64hi(0xCA5A826395121157ull, c2), low1 = 0xCA5A826395121157ull * c2;
-          c0 = high1 ^ c1 ^ k0;
-          c1 = low1;
-          c2 = high0 ^ c3 ^ k1;
-          c3 = low0;
-          k0 += 0x9E3779B97F4A7C15ull;
-          k1 += 0xBB67AE8584CAA73Bull;
-        }
-        const unsigned long long drawn[4] = {c0, c1, c2, c3};
-        const long long row = i / counts, start = i % counts * 16;
-        for (int n = 0; n < 16 && start + n < elements; ++n) {
-          const unsigned level = drawn[n / 4] >> (n % 4 * 16) & 0xffff;
-          mask[row * elements + start + n] = level >= threshold ? T(scale) : T(0);
-        }
-        """,
-        types={"T": FLOATS, "I": INTEGERS},
-    )
+MASK_KERNEL = define_kernel(
+    "dropout_mask",
+    "raw I draw, uint64 number, int64 counts, int64 elements, uint32 threshold, float64 scale",
+    "raw T mask",
+    """
+    unsigned long long first = (unsigned long long)draw[3] * counts;
+    unsigned long long c0 = first + i + 1, c1 = draw[2], c2 = 0, c3 = 0;
+    if (c0 < first && ++c1 == 0) c2 = 1;
+    unsigned long long k0 = draw[0], k1 = (unsigned long long)draw[1] << 32 | number;
+    for (int round = 0; round < 10; ++round) {
+      unsigned long long high0 = __umul64hi(0xD2E7470EE14C6C93ull, c0), low0 = 0xD2E7470EE14C6C93ull * c0;
+      unsigned long long high1 = __umul64hi(0xCA5A826395121157ull, c2), low1 = 0xCA5A826395121157ull * c2;
+      c0 = high1 ^ c1 ^ k0;
+      c1 = low1;
+      c2 = high0 ^ c3 ^ k1;
+      c3 = low0;
+      k0 += 0x9E3779B97F4A7C15ull;
+      k1 += 0xBB67AE8584CAA73Bull;
+    }
+    const unsigned long long drawn[4] = {c0, c1, c2, c3};
+    const long long row = i / counts, start = i % counts * 16;
+    for (int n = 0; n < 16 && start + n < elements; ++n) {
+      const unsigned level = drawn[n / 4] >> (n % 4 * 16) & 0xffff;
+      mask[row * elements + start + n] = level >= threshold ? T(scale) : T(0);
+    }
+    """,
+    types={"T": FLOATS, "I": INTEGERS},
 )
 
 
@@ -117,15 +115,13 @@ def _mask_spec(x: Spec, draw: Spec, rate: float, number: int) -> Spec:
     return x
 
 
-register(
-    Op(
-        "dropout_mask",  # 0, or the factor that keeps the mean
-        forward=_mask,
-        into=_mask_kernel,
-        spec=_mask_spec,
-        vjp=lambda np, g, y, x, draw, rate, number: (None, None),
-        shape_only=frozenset({0}),
-    )
+define(
+    "dropout_mask",  # 0, or the factor that keeps the mean
+    forward=_mask,
+    into=_mask_kernel,
+    spec=_mask_spec,
+    vjp=lambda np, g, y, x, draw, rate, number: (None, None),
+    shape_only=frozenset({0}),
 )
 
 
@@ -223,4 +219,4 @@ def _blocks(
         yield number, len(flat), (start[axis] <= place) & (place < start[axis] + shape[axis])
 
 
-register(Op("initial_value", forward=_values, into=_kernel, spec=_spec))
+define("initial_value", forward=_values, into=_kernel, spec=_spec)

@@ -8,7 +8,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Op, Spec, check_gradient, normal_axes, register, show, whole, whole_axes
+from nbdist.graph.op import Example, Spec, check_gradient, define, normal_axes, show, whole, whole_axes
 from nbdist.graph.ops.shape import accumulator
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
@@ -36,27 +36,23 @@ def _fold(xp: Any, g: Array, like: Array, reps: tuple[int, ...]) -> Array:
     return g.reshape(parts).sum(axis=axes, dtype=accumulator(g)).astype(g.dtype, copy=False)  # type: ignore[no-any-return]
 
 
-register(
-    Op(
-        "tile",  # as many counts as dimensions
-        forward=lambda xp, x, reps: xp.tile(x, reps),
-        spec=_tile_spec,
-        vjp=lambda np, g, y, x, reps: (record("fold_tiles", g, x, reps=reps),),
-        examples=lambda rng: [
-            Example((rng.normal(size=s),), {"reps": r})
-            for s, r in (((3,), (2,)), ((2, 3), (2, 3)), ((2, 1), (1, 4)))
-        ],
-    )
+define(
+    "tile",  # as many counts as dimensions
+    forward=lambda xp, x, reps: xp.tile(x, reps),
+    spec=_tile_spec,
+    vjp=lambda np, g, y, x, reps: (record("fold_tiles", g, x, reps=reps),),
+    examples=lambda rng: [
+        Example((rng.normal(size=s),), {"reps": r})
+        for s, r in (((3,), (2,)), ((2, 3), (2, 3)), ((2, 1), (1, 4)))
+    ],
 )
-register(
-    Op(
-        "fold_tiles",
-        forward=_fold,
-        spec=_fold_spec,
-        vjp=lambda np, up, y, g, like, reps: (record("tile", up, reps=reps), None),
-        shape_only=frozenset({1}),
-        examples=lambda rng: [Example((rng.normal(size=(4, 6)), np.zeros((2, 3))), {"reps": (2, 2)})],
-    )
+define(
+    "fold_tiles",
+    forward=_fold,
+    spec=_fold_spec,
+    vjp=lambda np, up, y, g, like, reps: (record("tile", up, reps=reps), None),
+    shape_only=frozenset({1}),
+    examples=lambda rng: [Example((rng.normal(size=(4, 6)), np.zeros((2, 3))), {"reps": (2, 2)})],
 )
 
 
@@ -105,35 +101,31 @@ def _sum_runs(xp: Any, g: Array, like: Array, repeats: int | tuple[int, ...], ax
     return out  # type: ignore[no-any-return]
 
 
-register(
-    Op(
-        "repeat",
-        forward=lambda xp, x, repeats, axis: xp.repeat(
-            x, repeats if isinstance(repeats, int) else list(repeats), axis
-        ),
-        spec=_repeat_spec,
-        vjp=lambda np, g, y, x, repeats, axis: (record("sum_runs", g, x, repeats=repeats, axis=axis),),
-        examples=lambda rng: [
-            Example((rng.normal(size=s),), {"repeats": r, "axis": a})
-            for s, r, a in (((3,), 2, 0), ((2, 3), 3, 0), ((2, 3), (0, 2, 1), 1), ((2, 3), (1, 2), -2))
-        ],
-    )
+define(
+    "repeat",
+    forward=lambda xp, x, repeats, axis: xp.repeat(
+        x, repeats if isinstance(repeats, int) else list(repeats), axis
+    ),
+    spec=_repeat_spec,
+    vjp=lambda np, g, y, x, repeats, axis: (record("sum_runs", g, x, repeats=repeats, axis=axis),),
+    examples=lambda rng: [
+        Example((rng.normal(size=s),), {"repeats": r, "axis": a})
+        for s, r, a in (((3,), 2, 0), ((2, 3), 3, 0), ((2, 3), (0, 2, 1), 1), ((2, 3), (1, 2), -2))
+    ],
 )
-register(
-    Op(
-        "sum_runs",
-        forward=_sum_runs,
-        spec=_sum_runs_spec,
-        vjp=lambda np, up, y, g, like, repeats, axis: (
-            record("repeat", up, repeats=repeats, axis=axis),
-            None,
-        ),
-        shape_only=frozenset({1}),
-        examples=lambda rng: [
-            Example((rng.normal(size=(2, 6)), np.zeros((2, 3))), {"repeats": r, "axis": 1})
-            for r in (2, (3, 1, 2))
-        ],
-    )
+define(
+    "sum_runs",
+    forward=_sum_runs,
+    spec=_sum_runs_spec,
+    vjp=lambda np, up, y, g, like, repeats, axis: (
+        record("repeat", up, repeats=repeats, axis=axis),
+        None,
+    ),
+    shape_only=frozenset({1}),
+    examples=lambda rng: [
+        Example((rng.normal(size=(2, 6)), np.zeros((2, 3))), {"repeats": r, "axis": 1})
+        for r in (2, (3, 1, 2))
+    ],
 )
 
 
@@ -170,22 +162,20 @@ def _pad_vjp(np: Any, g: Tensor, y: Tensor, x: Tensor, widths: Widths, values: A
     return (g[tuple(slice(before, -after or None) for before, after in widths)],)
 
 
-register(
-    Op(
-        "pad",
-        forward=lambda xp, x, widths, values: xp.pad(x, widths, constant_values=values),
-        into=lambda xp, widths, values: _pad_kernel(xp, widths, values),
-        spec=_pad_spec,
-        vjp=_pad_vjp,
-        examples=lambda rng: [
-            Example((rng.normal(size=s),), {"widths": w, "values": v})
-            for s, w, v in (
-                ((3,), ((1, 2),), ((0.0, 0.0),)),
-                ((2, 3), ((0, 1), (2, 0)), ((0.0, 0.0), (0.0, 0.0))),
-                ((2, 3), ((1, 1), (2, 1)), ((1.0, 2.0), (3.0, 4.0))),
-            )
-        ],
-    )
+define(
+    "pad",
+    forward=lambda xp, x, widths, values: xp.pad(x, widths, constant_values=values),
+    into=lambda xp, widths, values: _pad_kernel(xp, widths, values),
+    spec=_pad_spec,
+    vjp=_pad_vjp,
+    examples=lambda rng: [
+        Example((rng.normal(size=s),), {"widths": w, "values": v})
+        for s, w, v in (
+            ((3,), ((1, 2),), ((0.0, 0.0),)),
+            ((2, 3), ((0, 1), (2, 0)), ((0.0, 0.0), (0.0, 0.0))),
+            ((2, 3), ((1, 1), (2, 1)), ((1.0, 2.0), (3.0, 4.0))),
+        )
+    ],
 )
 
 
@@ -270,17 +260,15 @@ def _roll_spec(x: Spec, shift: tuple[int, ...], axis: tuple[int, ...]) -> Spec:
     return x
 
 
-register(
-    Op(
-        "roll",
-        forward=lambda xp, x, shift, axis: xp.roll(x, shift, axis),
-        spec=_roll_spec,
-        vjp=lambda np, g, y, x, shift, axis: (record("roll", g, shift=tuple(-s for s in shift), axis=axis),),
-        examples=lambda rng: [
-            Example((rng.normal(size=(3, 4)),), {"shift": s, "axis": a})
-            for s, a in (((1,), (0,)), ((-5,), (1,)), ((1, 2), (0, 1)), ((1, 1), (1, 1)))
-        ],
-    )
+define(
+    "roll",
+    forward=lambda xp, x, shift, axis: xp.roll(x, shift, axis),
+    spec=_roll_spec,
+    vjp=lambda np, g, y, x, shift, axis: (record("roll", g, shift=tuple(-s for s in shift), axis=axis),),
+    examples=lambda rng: [
+        Example((rng.normal(size=(3, 4)),), {"shift": s, "axis": a})
+        for s, a in (((1,), (0,)), ((-5,), (1,)), ((1, 2), (0, 1)), ((1, 1), (1, 1)))
+    ],
 )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Op, Shape, Spec, normal_axes, number_dtype, register, whole, whole_axes
+from nbdist.graph.op import Example, Shape, Spec, define, normal_axes, number_dtype, whole, whole_axes
 from nbdist.graph.ops.scan import products_of_others
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
@@ -83,15 +83,13 @@ def _define(
             return copied
         return lambda x, out: function(x, axis=axes, out=out, keepdims=keepdims)
 
-    register(
-        Op(
-            name,
-            forward=forward,
-            into=kernel,
-            spec=lambda x, axis, keepdims: Spec(_reduced(name, x, axis, keepdims), dtype(x.dtype)),
-            vjp=vjp,
-            examples=_examples,
-        )
+    define(
+        name,
+        forward=forward,
+        into=kernel,
+        spec=lambda x, axis, keepdims: Spec(_reduced(name, x, axis, keepdims), dtype(x.dtype)),
+        vjp=vjp,
+        examples=_examples,
     )
 
     def recorder(a: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
@@ -164,19 +162,17 @@ def _mean_kernel(xp: Any, axis: Axis, keepdims: bool) -> Callable[[Array, Array]
     return kernel if xp is np else lambda x, out: xp.mean(x, axis=axis, out=out, keepdims=keepdims)
 
 
-register(
-    Op(
-        "mean",
-        forward=lambda xp, x, axis, keepdims: xp.mean(x, axis=axis, keepdims=keepdims),
-        into=_mean_kernel,
-        spec=lambda x, axis, keepdims: Spec(
-            _reduced("mean", x, axis, keepdims), x.dtype if x.dtype.kind in "fc" else np.dtype(np.float64)
-        ),
-        vjp=lambda np, g, y, x, axis, keepdims: (
-            _spread(np, g * record("size_ratio", y, x, dtype=g.dtype), x, axis, keepdims),
-        ),
-        examples=_examples,
-    )
+define(
+    "mean",
+    forward=lambda xp, x, axis, keepdims: xp.mean(x, axis=axis, keepdims=keepdims),
+    into=_mean_kernel,
+    spec=lambda x, axis, keepdims: Spec(
+        _reduced("mean", x, axis, keepdims), x.dtype if x.dtype.kind in "fc" else np.dtype(np.float64)
+    ),
+    vjp=lambda np, g, y, x, axis, keepdims: (
+        _spread(np, g * record("size_ratio", y, x, dtype=g.dtype), x, axis, keepdims),
+    ),
+    examples=_examples,
 )
 
 
@@ -202,17 +198,15 @@ def _variance(
 
 
 FUNCTIONS[np.mean], FUNCTIONS[np.var] = _with_dtype(_mean), _with_dtype(_variance)
-register(
-    Op(  # not differentiable where all values are equal: 0 is a subgradient, as 1 / 1 times a deviation of 0
-        "root_of_variance",
-        forward=lambda xp, x: xp.sqrt(x),
-        into=lambda xp: xp.sqrt,
-        spec=lambda x: Spec(x.shape, np.sqrt.resolve_dtypes((x.dtype, None))[-1]),
-        vjp=lambda np, g, y, x: (g / (2 * np.where(y == 0, np.ones_like(y), y)),),
-        elementwise=True,
-        cuda="sqrt(a)",
-        examples=lambda rng: [Example((rng.uniform(0.5, 2, s),), {}) for s in ((), (2, 3))],
-    )
+define(  # not differentiable where all values are equal: 0 is a subgradient, as 1 / 1 times a deviation of 0
+    "root_of_variance",
+    forward=lambda xp, x: xp.sqrt(x),
+    into=lambda xp: xp.sqrt,
+    spec=lambda x: Spec(x.shape, np.sqrt.resolve_dtypes((x.dtype, None))[-1]),
+    vjp=lambda np, g, y, x: (g / (2 * np.where(y == 0, np.ones_like(y), y)),),
+    elementwise=True,
+    cuda="sqrt(a)",
+    examples=lambda rng: [Example((rng.uniform(0.5, 2, s),), {}) for s in ((), (2, 3))],
 )
 
 
@@ -236,13 +230,11 @@ def _define_position(name: str) -> None:
         find = getattr(xp, name)
         return lambda x, out: find(x, axis=axis, out=out, keepdims=keepdims)
 
-    register(
-        Op(
-            name,
-            forward=lambda xp, x, axis, keepdims: getattr(xp, name)(x, axis=axis, keepdims=keepdims),
-            into=kernel,
-            spec=lambda x, axis, keepdims: Spec(_reduced(name, x, axis, keepdims), np.dtype(np.intp)),
-        )
+    define(
+        name,
+        forward=lambda xp, x, axis, keepdims: getattr(xp, name)(x, axis=axis, keepdims=keepdims),
+        into=kernel,
+        spec=lambda x, axis, keepdims: Spec(_reduced(name, x, axis, keepdims), np.dtype(np.intp)),
     )
     FUNCTIONS[getattr(np, name)] = lambda a, axis=None, keepdims=False: record(
         name, a, axis=None if axis is None else whole(f"{name}: axis", axis), keepdims=bool(keepdims)

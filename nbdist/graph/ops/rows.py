@@ -14,7 +14,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array, to_host
-from nbdist.graph.op import Example, Op, Spec, register, show, whole
+from nbdist.graph.op import Example, Spec, define, show, whole
 from nbdist.graph.sparse import IndexedSlices, dense
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record
 
@@ -93,16 +93,14 @@ def _table_examples(rng: np.random.Generator) -> list[Example]:
     return [Example((rng.normal(size=(4, 3)), i), {}) for i in ids]
 
 
-register(
-    Op(
-        "gather_rows",
-        forward=_gather,
-        into=_gather_kernel,
-        spec=_gathered_spec,
-        vjp=lambda np, g, y, table, ids: (record("take_back_like", g, table, ids, axis=0), None),
-        sparse_vjp=_gathered_rows,
-        examples=_table_examples,
-    )
+define(
+    "gather_rows",
+    forward=_gather,
+    into=_gather_kernel,
+    spec=_gathered_spec,
+    vjp=lambda np, g, y, table, ids: (record("take_back_like", g, table, ids, axis=0), None),
+    sparse_vjp=_gathered_rows,
+    examples=_table_examples,
 )
 
 
@@ -129,15 +127,13 @@ def _add_rows(xp: Any, values: Array, indices: Array, shape: tuple[int, ...]) ->
     return out  # type: ignore[no-any-return]
 
 
-register(
-    Op(
-        "add_rows",
-        forward=_add_rows,
-        into=_add_rows_kernel,
-        spec=_add_rows_spec,
-        vjp=lambda np, up, y, values, indices, shape: (record("gather_rows", up, indices), None),
-        examples=lambda rng: [Example((rng.normal(size=(3, 2)), np.array([2, 0, 2])), {"shape": (4, 2)})],
-    )
+define(
+    "add_rows",
+    forward=_add_rows,
+    into=_add_rows_kernel,
+    spec=_add_rows_spec,
+    vjp=lambda np, up, y, values, indices, shape: (record("gather_rows", up, indices), None),
+    examples=lambda rng: [Example((rng.normal(size=(3, 2)), np.array([2, 0, 2])), {"shape": (4, 2)})],
 )
 
 
@@ -151,12 +147,10 @@ def _distinct(xp: Any, ids: Array, rows: int) -> Array:
     return xp.unique(ids).astype(np.int64, copy=False)  # type: ignore[no-any-return]
 
 
-register(
-    Op(
-        "distinct_rows",  # the ids of a lookup, each once and in order
-        forward=_distinct,
-        spec=_distinct_spec,
-    )
+define(
+    "distinct_rows",  # the ids of a lookup, each once and in order
+    forward=_distinct,
+    spec=_distinct_spec,
 )
 
 
@@ -166,16 +160,14 @@ def _searchsorted_spec(a: Spec, v: Spec, side: str) -> Spec:
     return Spec(v.shape, np.dtype(np.intp))
 
 
-register(
-    Op(
-        "searchsorted",
-        forward=lambda xp, a, v, side: xp.asarray(xp.searchsorted(a, v, side=side)),
-        spec=_searchsorted_spec,
-        examples=lambda rng: [
-            Example((np.array([1.0, 2.0, 2.0, 4.0]), rng.normal(size=(2, 3)) + 2), {"side": "left"}),
-            Example((np.array([1, 2, 2, 4]), np.array([2, 5, 0])), {"side": "right"}),
-        ],
-    )
+define(
+    "searchsorted",
+    forward=lambda xp, a, v, side: xp.asarray(xp.searchsorted(a, v, side=side)),
+    spec=_searchsorted_spec,
+    examples=lambda rng: [
+        Example((np.array([1.0, 2.0, 2.0, 4.0]), rng.normal(size=(2, 3)) + 2), {"side": "left"}),
+        Example((np.array([1, 2, 2, 4]), np.array([2, 5, 0])), {"side": "right"}),
+    ],
 )
 FUNCTIONS[np.searchsorted] = lambda a, v, side="left": record("searchsorted", a, v, side=side)
 
@@ -199,38 +191,32 @@ def _spread(xp: Any, x: Array, numbers: Array, start: int, stop: int) -> Array:
     return out  # type: ignore[no-any-return]
 
 
-register(
-    Op(
-        "rows_between",  # the rows of x whose sorted number is in [start, stop)
-        forward=lambda xp, x, numbers, start, stop: x[_ends(xp, numbers, start, stop)],
-        spec=_between_spec,
-        vjp=lambda np, g, y, x, numbers, start, stop: (
-            record("spread_rows", g, numbers, start=start, stop=stop),
-            None,
-        ),
-    )
+define(
+    "rows_between",  # the rows of x whose sorted number is in [start, stop)
+    forward=lambda xp, x, numbers, start, stop: x[_ends(xp, numbers, start, stop)],
+    spec=_between_spec,
+    vjp=lambda np, g, y, x, numbers, start, stop: (
+        record("spread_rows", g, numbers, start=start, stop=stop),
+        None,
+    ),
 )
-register(
-    Op(
-        "spread_rows",  # the inverse: rows outside are zero
-        forward=_spread,
-        spec=lambda x, numbers, start, stop: Spec((*numbers.shape, *x.shape[1:]), x.dtype),
-        vjp=lambda np, g, y, x, numbers, start, stop: (
-            record("rows_between", g, numbers, start=start, stop=stop),
-            None,
-        ),
-    )
+define(
+    "spread_rows",  # the inverse: rows outside are zero
+    forward=_spread,
+    spec=lambda x, numbers, start, stop: Spec((*numbers.shape, *x.shape[1:]), x.dtype),
+    vjp=lambda np, g, y, x, numbers, start, stop: (
+        record("rows_between", g, numbers, start=start, stop=stop),
+        None,
+    ),
 )
-register(
-    Op(
-        "join_rows",  # concatenates the shards' rows; ends are the [start, stop) of their numbers
-        forward=_join,
-        spec=lambda numbers, *parts, ends: Spec((*numbers.shape, *parts[0].shape[1:]), parts[0].dtype),
-        vjp=lambda np, g, y, numbers, *parts, ends: (
-            None,
-            *(record("rows_between", g, numbers, start=start, stop=stop) for start, stop in ends),
-        ),
-    )
+define(
+    "join_rows",  # concatenates the shards' rows; ends are the [start, stop) of their numbers
+    forward=_join,
+    spec=lambda numbers, *parts, ends: Spec((*numbers.shape, *parts[0].shape[1:]), parts[0].dtype),
+    vjp=lambda np, g, y, numbers, *parts, ends: (
+        None,
+        *(record("rows_between", g, numbers, start=start, stop=stop) for start, stop in ends),
+    ),
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Op, Spec, check_gradient, normal_axes, number_dtype, register, whole
+from nbdist.graph.op import Example, Spec, check_gradient, define, normal_axes, number_dtype, whole
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
 
@@ -76,7 +76,7 @@ for _name, _vjp in (("cumsum", _cumsum_vjp), ("cumprod", _cumprod_vjp)):
         x, axis = (symbolic.ravel(a), 0) if axis is None else (a, whole(f"{name}: axis", axis))
         return record(name, x, axis=axis, dtype=None if dtype is None else number_dtype(name, dtype))
 
-    register(Op(_name, forward=_forward, into=_kernel, spec=_spec(_name), vjp=_vjp, examples=_examples))
+    define(_name, forward=_forward, into=_kernel, spec=_spec(_name), vjp=_vjp, examples=_examples)
     FUNCTIONS[getattr(np, _name)] = _recorder
 
 
@@ -104,15 +104,13 @@ def _recurrence_vjp(np: Any, g: Tensor, y: Tensor, a: Tensor, b: Tensor, axis: i
     return into_b * _before(y, axis, 0.0), into_b
 
 
-register(
-    Op(
-        "recurrence",
-        forward=_recur,
-        spec=_recurrence_spec,
-        vjp=_recurrence_vjp,
-        examples=lambda rng: [
-            Example((rng.normal(size=s), rng.normal(size=s)), {"axis": a})
-            for s, a in (((5,), 0), ((2, 3), 1), ((4, 2), 0))
-        ],
-    )
+define(
+    "recurrence",
+    forward=_recur,
+    spec=_recurrence_spec,
+    vjp=_recurrence_vjp,
+    examples=lambda rng: [
+        Example((rng.normal(size=s), rng.normal(size=s)), {"axis": a})
+        for s, a in (((5,), 0), ((2, 3), 1), ((4, 2), 0))
+    ],
 )

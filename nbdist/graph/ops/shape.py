@@ -12,12 +12,11 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.op import (
     Example,
-    Op,
     Spec,
     broadcast,
     check_gradient,
+    define,
     normal_axes,
-    register,
     shape_of,
     show,
     whole,
@@ -46,30 +45,26 @@ def _sizes(name: str, shape: Any) -> tuple[int, ...]:
     return tuple(whole(f"{name}: a size", n) for n in sizes)
 
 
-register(
-    Op(
-        "reshape",
-        forward=lambda xp, x, shape: xp.reshape(x, shape),
-        spec=_reshape_spec,
-        vjp=lambda np, g, y, x, shape: (record("reshape_like", g, x),),
-        view=True,
-        examples=lambda rng: [
-            Example((rng.normal(size=(2, 6)),), {"shape": s}) for s in ((12,), (3, 4), (-1, 2), (4, -1))
-        ],
-    )
+define(
+    "reshape",
+    forward=lambda xp, x, shape: xp.reshape(x, shape),
+    spec=_reshape_spec,
+    vjp=lambda np, g, y, x, shape: (record("reshape_like", g, x),),
+    view=True,
+    examples=lambda rng: [
+        Example((rng.normal(size=(2, 6)),), {"shape": s}) for s in ((12,), (3, 4), (-1, 2), (4, -1))
+    ],
 )
 FUNCTIONS[np.reshape] = lambda a, shape: record("reshape", a, shape=_sizes("reshape", shape))
 FUNCTIONS[np.ravel] = lambda a: record("reshape", a, shape=(-1,))
-register(
-    Op(
-        "reshape_like",
-        forward=lambda xp, x, like: xp.reshape(x, like.shape),
-        spec=lambda x, like: Spec(like.shape, x.dtype),
-        vjp=lambda np, g, y, x, like: (record("reshape_like", g, x), None),
-        view=True,
-        shape_only=frozenset({1}),
-        examples=lambda rng: [Example((rng.normal(size=6), np.zeros((2, 3))), {})],
-    )
+define(
+    "reshape_like",
+    forward=lambda xp, x, like: xp.reshape(x, like.shape),
+    spec=lambda x, like: Spec(like.shape, x.dtype),
+    vjp=lambda np, g, y, x, like: (record("reshape_like", g, x), None),
+    view=True,
+    shape_only=frozenset({1}),
+    examples=lambda rng: [Example((rng.normal(size=6), np.zeros((2, 3))), {})],
 )
 
 
@@ -79,20 +74,17 @@ def _transpose_spec(x: Spec, axes: tuple[int, ...]) -> Spec:
     return Spec(tuple(x.shape[a] for a in axes), x.dtype)
 
 
-register(
-    Op(
-        "transpose",
-        forward=lambda xp, x, axes: xp.transpose(x, axes),
-        spec=_transpose_spec,
-        vjp=lambda np, g, y, x, axes: (
-            record("transpose", g, axes=tuple(int(a) for a in np.argsort([a % x.ndim for a in axes]))),
-        ),
-        view=True,
-        examples=lambda rng: [
-            Example((rng.normal(size=(2, 3, 4)),), {"axes": axes})
-            for axes in ((2, 0, 1), (0, 2, 1), (-1, 1, 0))
-        ],
-    )
+define(
+    "transpose",
+    forward=lambda xp, x, axes: xp.transpose(x, axes),
+    spec=_transpose_spec,
+    vjp=lambda np, g, y, x, axes: (
+        record("transpose", g, axes=tuple(int(a) for a in np.argsort([a % x.ndim for a in axes]))),
+    ),
+    view=True,
+    examples=lambda rng: [
+        Example((rng.normal(size=(2, 3, 4)),), {"axes": axes}) for axes in ((2, 0, 1), (0, 2, 1), (-1, 1, 0))
+    ],
 )
 
 
@@ -118,17 +110,13 @@ def _expanded(x: Spec, axis: tuple[int, ...]) -> Spec:
     return Spec(tuple(1 if i in axes else next(sizes) for i in range(ndim)), x.dtype)
 
 
-register(
-    Op(
-        "expand_dims",
-        forward=lambda xp, x, axis: xp.expand_dims(x, axis),
-        spec=_expanded,
-        vjp=lambda np, g, y, x, axis: (record("reshape_like", g, x),),
-        view=True,
-        examples=lambda rng: [
-            Example((rng.normal(size=(2, 3)),), {"axis": a}) for a in ((0,), (1,), (0, -1))
-        ],
-    )
+define(
+    "expand_dims",
+    forward=lambda xp, x, axis: xp.expand_dims(x, axis),
+    spec=_expanded,
+    vjp=lambda np, g, y, x, axis: (record("reshape_like", g, x),),
+    view=True,
+    examples=lambda rng: [Example((rng.normal(size=(2, 3)),), {"axis": a}) for a in ((0,), (1,), (0, -1))],
 )
 
 
@@ -147,15 +135,13 @@ def _squeezed(x: Spec, axis: tuple[int, ...]) -> Spec:
     return Spec(tuple(n for i, n in enumerate(x.shape) if i not in axes), x.dtype)
 
 
-register(
-    Op(
-        "squeeze",
-        forward=lambda xp, x, axis: xp.squeeze(x, axis),
-        spec=_squeezed,
-        vjp=lambda np, g, y, x, axis: (record("reshape_like", g, x),),
-        view=True,
-        examples=lambda rng: [Example((rng.normal(size=(1, 3, 1)),), {"axis": a}) for a in ((0,), (0, 2))],
-    )
+define(
+    "squeeze",
+    forward=lambda xp, x, axis: xp.squeeze(x, axis),
+    spec=_squeezed,
+    vjp=lambda np, g, y, x, axis: (record("reshape_like", g, x),),
+    view=True,
+    examples=lambda rng: [Example((rng.normal(size=(1, 3, 1)),), {"axis": a}) for a in ((0,), (0, 2))],
 )
 
 
@@ -175,31 +161,25 @@ def _broadcast_to_spec(x: Spec, shape: tuple[int, ...]) -> Spec:
     return Spec(tuple(shape), x.dtype)
 
 
-register(
-    Op(
-        "broadcast_to",
-        forward=lambda xp, x, shape: xp.broadcast_to(x, shape),
-        spec=_broadcast_to_spec,
-        vjp=lambda np, g, y, x, shape: (record("sum_to_like", g, x),),
-        view=True,
-        examples=lambda rng: [Example((rng.normal(size=s),), {"shape": (2, 3)}) for s in ((3,), (2, 1), ())],
-    )
+define(
+    "broadcast_to",
+    forward=lambda xp, x, shape: xp.broadcast_to(x, shape),
+    spec=_broadcast_to_spec,
+    vjp=lambda np, g, y, x, shape: (record("sum_to_like", g, x),),
+    view=True,
+    examples=lambda rng: [Example((rng.normal(size=s),), {"shape": (2, 3)}) for s in ((3,), (2, 1), ())],
 )
 FUNCTIONS[np.broadcast_to] = lambda array, shape: record(
     "broadcast_to", array, shape=_sizes("broadcast_to", shape)
 )
-register(
-    Op(
-        "broadcast_like",
-        forward=lambda xp, x, like: xp.broadcast_to(x, like.shape),
-        spec=lambda x, like: Spec(like.shape, x.dtype),
-        vjp=lambda np, g, y, x, like: (record("sum_to_like", g, x), None),
-        view=True,
-        shape_only=frozenset({1}),
-        examples=lambda rng: [
-            Example((rng.normal(size=s), np.zeros((2, 3))), {}) for s in ((3,), (2, 1), ())
-        ],
-    )
+define(
+    "broadcast_like",
+    forward=lambda xp, x, like: xp.broadcast_to(x, like.shape),
+    spec=lambda x, like: Spec(like.shape, x.dtype),
+    vjp=lambda np, g, y, x, like: (record("sum_to_like", g, x), None),
+    view=True,
+    shape_only=frozenset({1}),
+    examples=lambda rng: [Example((rng.normal(size=s), np.zeros((2, 3))), {}) for s in ((3,), (2, 1), ())],
 )
 
 
@@ -250,29 +230,25 @@ def _sum_to_kernel(xp: Any) -> Callable[[Array, Array, Array], None]:
     return kernel
 
 
-register(
-    Op(
-        "sum_to_like",
-        forward=_sum_to,
-        into=_sum_to_kernel,
-        spec=lambda x, like: Spec(like.shape, x.dtype),
-        vjp=lambda np, g, y, x, like: (record("broadcast_like", g, x), None),
-        view=True,
-        shape_only=frozenset({1}),
-        examples=lambda rng: [
-            Example((rng.normal(size=(2, 3)), np.zeros(s)), {}) for s in ((3,), (2, 1), (), (2, 3), (1, 3))
-        ],
-    )
+define(
+    "sum_to_like",
+    forward=_sum_to,
+    into=_sum_to_kernel,
+    spec=lambda x, like: Spec(like.shape, x.dtype),
+    vjp=lambda np, g, y, x, like: (record("broadcast_like", g, x), None),
+    view=True,
+    shape_only=frozenset({1}),
+    examples=lambda rng: [
+        Example((rng.normal(size=(2, 3)), np.zeros(s)), {}) for s in ((3,), (2, 1), (), (2, 3), (1, 3))
+    ],
 )
-register(
-    Op(
-        "size_ratio",
-        forward=lambda xp, a, b, dtype: xp.asarray(a.size / max(b.size, 1), dtype),
-        spec=lambda a, b, dtype: Spec((), np.dtype(dtype)),
-        vjp=lambda np, g, y, a, b, dtype: (None, None),
-        view=True,
-        shape_only=frozenset({0, 1}),
-    )
+define(
+    "size_ratio",
+    forward=lambda xp, a, b, dtype: xp.asarray(a.size / max(b.size, 1), dtype),
+    spec=lambda a, b, dtype: Spec((), np.dtype(dtype)),
+    vjp=lambda np, g, y, a, b, dtype: (None, None),
+    view=True,
+    shape_only=frozenset({0, 1}),
 )
 
 
@@ -333,40 +309,34 @@ def _cut_examples(rng: np.random.Generator) -> list[Example]:
 
 
 # The gradient of concatenate: sizes along its axis may be known only at run time.
-register(
-    Op(
-        "leading_like",  # the first part of the first input, of the second's size along the axis
-        forward=_leading,
-        spec=_cut("leading_like", behind=False),
-        vjp=lambda np, up, y, g, like, axis: (_with_zeros(up, g, like, axis, "behind_like"), None),
-        view=True,
-        shape_only=frozenset({1}),
-        examples=_cut_examples,
-    )
+define(
+    "leading_like",  # the first part of the first input, of the second's size along the axis
+    forward=_leading,
+    spec=_cut("leading_like", behind=False),
+    vjp=lambda np, up, y, g, like, axis: (_with_zeros(up, g, like, axis, "behind_like"), None),
+    view=True,
+    shape_only=frozenset({1}),
+    examples=_cut_examples,
 )
-register(
-    Op(
-        "behind_like",  # the rest
-        forward=_behind,
-        spec=_cut("behind_like", behind=True),
-        vjp=lambda np, up, y, g, like, axis: (_with_zeros(up, g, like, axis, "leading_like"), None),
-        view=True,
-        shape_only=frozenset({1}),
-        examples=_cut_examples,
-    )
+define(
+    "behind_like",  # the rest
+    forward=_behind,
+    spec=_cut("behind_like", behind=True),
+    vjp=lambda np, up, y, g, like, axis: (_with_zeros(up, g, like, axis, "leading_like"), None),
+    view=True,
+    shape_only=frozenset({1}),
+    examples=_cut_examples,
 )
-register(
-    Op(
-        "concatenate",
-        forward=lambda xp, *xs, axis: xp.concatenate(xs, axis=axis),
-        into=lambda xp, axis: lambda *xs_out: xp.concatenate(xs_out[:-1], axis=axis, out=xs_out[-1]),
-        spec=_concatenate_spec,
-        vjp=_concatenate_vjp,
-        examples=lambda rng: [
-            Example((rng.normal(size=(2, 3)), rng.normal(size=s)), {"axis": a})
-            for s, a in (((4, 3), 0), ((2, 1), 1))
-        ],
-    )
+define(
+    "concatenate",
+    forward=lambda xp, *xs, axis: xp.concatenate(xs, axis=axis),
+    into=lambda xp, axis: lambda *xs_out: xp.concatenate(xs_out[:-1], axis=axis, out=xs_out[-1]),
+    spec=_concatenate_spec,
+    vjp=_concatenate_vjp,
+    examples=lambda rng: [
+        Example((rng.normal(size=(2, 3)), rng.normal(size=s)), {"axis": a})
+        for s, a in (((4, 3), 0), ((2, 1), 1))
+    ],
 )
 
 
@@ -422,24 +392,22 @@ def per_axis(key: tuple[Any, ...], x: Spec) -> list[Any]:
     return filled
 
 
-register(
-    Op(
-        "getitem",
-        forward=lambda xp, x, key: x[key],
-        spec=_getitem_spec,
-        vjp=lambda np, g, y, x, key: (record("setitem_like", g, x, key=key),),
-        view=True,
-        examples=lambda rng: [
-            Example((rng.normal(size=(3, 4)),), {"key": k})
-            for k in (
-                (0,),
-                (slice(1, 3),),
-                (..., 1),
-                (slice(None, None, 2), None),
-                (slice(None), slice(-2, None)),
-            )
-        ],
-    )
+define(
+    "getitem",
+    forward=lambda xp, x, key: x[key],
+    spec=_getitem_spec,
+    vjp=lambda np, g, y, x, key: (record("setitem_like", g, x, key=key),),
+    view=True,
+    examples=lambda rng: [
+        Example((rng.normal(size=(3, 4)),), {"key": k})
+        for k in (
+            (0,),
+            (slice(1, 3),),
+            (..., 1),
+            (slice(None, None, 2), None),
+            (slice(None), slice(-2, None)),
+        )
+    ],
 )
 
 
@@ -462,14 +430,12 @@ def _setitem_kernel(xp: Any, key: tuple[Any, ...]) -> Callable[[Array, Array, Ar
     return kernel
 
 
-register(
-    Op(
-        "setitem_like",
-        forward=_setitem,
-        into=_setitem_kernel,
-        spec=_setitem_spec,
-        vjp=lambda np, g, y, x, like, key: (record("getitem", g, key=key), None),
-        shape_only=frozenset({1}),
-        examples=lambda rng: [Example((rng.normal(size=4), np.zeros((3, 4))), {"key": (1,)})],
-    )
+define(
+    "setitem_like",
+    forward=_setitem,
+    into=_setitem_kernel,
+    spec=_setitem_spec,
+    vjp=lambda np, g, y, x, like, key: (record("getitem", g, key=key), None),
+    shape_only=frozenset({1}),
+    examples=lambda rng: [Example((rng.normal(size=4), np.zeros((3, 4))), {"key": (1,)})],
 )

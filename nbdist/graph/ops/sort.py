@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.graph.op import Example, Op, Spec, normal_axes, register, whole
+from nbdist.graph.op import Example, Spec, define, normal_axes, whole
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
 
@@ -27,23 +27,19 @@ def _sort_vjp(np: Any, g: Tensor, y: Tensor, x: Tensor, axis: int, kind: str | N
     return (record("add_along_like", g, x, order, axis=axis),)
 
 
-register(
-    Op(
-        "sort",
-        forward=lambda xp, x, axis, kind: xp.sort(x, axis=axis, kind=kind),
-        spec=_spec,
-        vjp=_sort_vjp,
-        examples=_examples,
-    )
+define(
+    "sort",
+    forward=lambda xp, x, axis, kind: xp.sort(x, axis=axis, kind=kind),
+    spec=_spec,
+    vjp=_sort_vjp,
+    examples=_examples,
 )
 
 
-register(
-    Op(
-        "argsort",
-        forward=lambda xp, x, axis, kind: xp.argsort(x, axis=axis, kind=kind),
-        spec=lambda x, axis, kind: Spec(_spec(x, axis, kind).shape, np.dtype(np.intp)),
-    )
+define(
+    "argsort",
+    forward=lambda xp, x, axis, kind: xp.argsort(x, axis=axis, kind=kind),
+    spec=lambda x, axis, kind: Spec(_spec(x, axis, kind).shape, np.dtype(np.intp)),
 )
 
 

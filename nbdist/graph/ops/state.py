@@ -9,7 +9,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError, NanLossError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Op, Spec, register, show
+from nbdist.graph.op import Example, Spec, define, show
 from nbdist.graph.scopes import default_graph
 from nbdist.graph.tensor import Tensor, record
 
@@ -80,14 +80,12 @@ def _check_shape(v: Array, value: Array) -> None:
 
 
 for _name, _forward in (("assign", _assign), ("assign_add", _assign_add), ("assign_sub", _assign_sub)):
-    register(
-        Op(
-            _name,
-            forward=_forward,
-            spec=_assign_spec,
-            writes=frozenset({0}),
-            replaces=_name == "assign",
-        )
+    define(
+        _name,
+        forward=_forward,
+        spec=_assign_spec,
+        writes=frozenset({0}),
+        replaces=_name == "assign",
     )
 
 
@@ -95,26 +93,22 @@ def _copy_kernel(xp: Any) -> Callable[[Array, Array], None]:
     return lambda x, out: xp.copyto(out, x)
 
 
-register(
-    Op(  # the value after the control inputs have run
-        "read",
-        forward=lambda xp, x: x,
-        spec=lambda x: x,
-        vjp=lambda np, g, y, x: (g,),
-        sparse_vjp=lambda np, g, y, x: (g,),
-        view=True,
-        examples=_example,
-    )
+define(  # the value after the control inputs have run
+    "read",
+    forward=lambda xp, x: x,
+    spec=lambda x: x,
+    vjp=lambda np, g, y, x: (g,),
+    sparse_vjp=lambda np, g, y, x: (g,),
+    view=True,
+    examples=_example,
 )
-register(
-    Op(  # the current value, which later assignments do not change
-        "copy",
-        forward=lambda xp, x: xp.array(x),
-        into=_copy_kernel,
-        spec=lambda x: x,
-        vjp=lambda np, g, y, x: (g,),
-        examples=_example,
-    )
+define(  # the current value, which later assignments do not change
+    "copy",
+    forward=lambda xp, x: xp.array(x),
+    into=_copy_kernel,
+    spec=lambda x: x,
+    vjp=lambda np, g, y, x: (g,),
+    examples=_example,
 )
 
 
@@ -124,19 +118,15 @@ def _check_finite(xp: Any, x: Array) -> Array:
     return x
 
 
-register(
-    Op(  # raises before any op that depends on it runs
-        "check_finite",
-        forward=_check_finite,
-        spec=lambda x: x,
-        has_value=False,
-    )
+define(  # raises before any op that depends on it runs
+    "check_finite",
+    forward=_check_finite,
+    spec=lambda x: x,
+    has_value=False,
 )
-register(
-    Op(
-        "group",
-        forward=lambda xp: xp.zeros((), bool),
-        spec=lambda: Spec((), np.dtype(bool)),
-        has_value=False,
-    )
+define(
+    "group",
+    forward=lambda xp: xp.zeros((), bool),
+    spec=lambda: Spec((), np.dtype(bool)),
+    has_value=False,
 )
