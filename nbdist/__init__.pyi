@@ -1,4 +1,4 @@
-# The names of nbdist/__init__.py with their types, for editors and type checkers.
+# The names that nbdist/__init__.py loads, with their types for editors and type checkers.
 from nbdist import collective as collective
 from nbdist import data as data
 from nbdist import distribute as distribute
@@ -46,7 +46,7 @@ from nbdist.run.run import Run as Run
 from nbdist.runtime.server import Server as Server
 from nbdist.runtime.session.session import Session as Session
 from nbdist.runtime.spec import ClusterSpec as ClusterSpec
-from nbdist.runtime.task import Task as Task
+from nbdist.runtime.task import Task
 from nbdist.train.context import get_strategy as get_strategy
 from nbdist.train.custom.reduce import get_replica_context as get_replica_context
 from nbdist.train.logging import log as log

@@ -13,8 +13,8 @@ from typing import NamedTuple
 PACKAGE = Path(__file__).parent.parent / "nbdist"
 
 FLOORS = {
-    "errors": 0, "numbers": 0, "json_values": 0.1, "text": 0, "record_frame": 0, "home": 0.5, "draft": 0.5,
-    "keras_arguments": 0.5,
+    "errors": 0, "numbers": 0, "stubs": 0, "json_values": 0.1, "text": 0, "record_frame": 0, "home": 0.5,
+    "draft": 0.5, "keras_arguments": 0.5,
     "graph": 1, "wire": 1, "data": 1, "metrics": 1,
     "optim": 1.5, "checkpoint": 1.5, "summary": 1.5,
     "runtime": 2,
@@ -152,7 +152,6 @@ NAMES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 STRING_IMPORTS = {
     "nbdist": "the facade loads a part of the package when its name is first used",
-    "nbdist.train": "names of sessions, which are on a floor above, are loaded when they are first used",
     "nbdist.train.strategy": "a strategy's methods open loops of one's own, which import this module",
     "nbdist.cluster.supervisor.__main__": "the tasks' parent loads what they need, before they fork",
 }

@@ -1,4 +1,4 @@
-# The names of nbdist/train/__init__.py with their types, for editors and type checkers.
+# The names that nbdist/train/__init__.py loads, with their types for editors and type checkers.
 from nbdist.graph.partitioners import fixed_size_partitioner as fixed_size_partitioner
 from nbdist.graph.partitioners import min_max_variable_partitioner as min_max_variable_partitioner
 from nbdist.graph.partitioners import variable_axis_size_partitioner as variable_axis_size_partitioner
