@@ -291,12 +291,8 @@ class SparseCategoricalCrossentropy(Loss):
     """
 
     from_logits: bool = False
-    name = "sparse_categorical_crossentropy"
+    function = staticmethod(sparse_categorical_crossentropy)
     sparse = True
-
-    def __call__(self, y: Tensor, predicted: Tensor) -> Tensor:
-        """Return one number per example."""
-        return sparse_categorical_crossentropy(y, predicted, self.from_logits)
 
 
 @dataclass(frozen=True)
@@ -308,11 +304,7 @@ class CategoricalCrossentropy(Loss):
 
     from_logits: bool = False
     label_smoothing: float = 0.0
-    name = "categorical_crossentropy"
-
-    def __call__(self, y: Tensor, predicted: Tensor) -> Tensor:
-        """Return one number per example."""
-        return categorical_crossentropy(y, predicted, self.from_logits, self.label_smoothing)
+    function = staticmethod(categorical_crossentropy)
 
 
 @dataclass(frozen=True)
@@ -324,11 +316,7 @@ class BinaryCrossentropy(Loss):
 
     from_logits: bool = False
     label_smoothing: float = 0.0
-    name = "binary_crossentropy"
-
-    def __call__(self, y: Tensor, predicted: Tensor) -> Tensor:
-        """Return one number per example."""
-        return binary_crossentropy(y, predicted, self.from_logits, self.label_smoothing)
+    function = staticmethod(binary_crossentropy)
 
 
 @dataclass(frozen=True)
@@ -336,11 +324,7 @@ class Huber(Loss):
     """Squares of differences up to ``delta`` (above 0), sizes of larger ones; see :func:`huber`."""
 
     delta: float = 1.0
-    name = "huber"
-
-    def __call__(self, y: Tensor, predicted: Tensor) -> Tensor:
-        """Return one number per example."""
-        return huber(y, predicted, self.delta)
+    function = staticmethod(huber)
 
 
 def _plain(function: Any, class_name: str) -> type[Loss]:
@@ -349,8 +333,7 @@ def _plain(function: Any, class_name: str) -> type[Loss]:
     members = {
         "__doc__": f"{summary} See :func:`{function.__name__}`.",
         "__module__": __name__,
-        "name": function.__name__,
-        "__call__": lambda self, y, predicted: function(y, predicted),
+        "function": staticmethod(function),
     }
     return dataclass(frozen=True)(type(class_name, (Loss,), members))
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
@@ -12,7 +11,7 @@ from nbdist.graph.tensor import Tensor
 
 
 @dataclass(frozen=True)
-class Measure(ABC):
+class Measure:
     """How far predictions are from what is true, for each example.
 
     ``measure(y, predicted)`` makes (batch, ...) of what is true and predictions (batch, ..., outputs).
@@ -24,10 +23,16 @@ class Measure(ABC):
     """Whether what is true are class numbers, not rows like the predictions."""
     any_labels: ClassVar[bool] = False
     """Whether it takes both."""
+    function: ClassVar[Callable[..., Tensor]]
+    """Computes it of y, predicted and the settings by name; the measure is called as it is."""
 
-    @abstractmethod
+    def __init_subclass__(cls) -> None:
+        if "function" in vars(cls):
+            cls.name = cls.function.__name__
+
     def __call__(self, y: Tensor, predicted: Tensor) -> Tensor:
         """Return one number per example."""
+        return type(self).function(y, predicted, **asdict(self))
 
     def to_config(self) -> str | dict[str, Any]:
         """Return the name, or the name and the settings if one is unusual."""

@@ -72,12 +72,8 @@ def top_k_categorical_accuracy(y: Tensor, predicted: Tensor, k: int = 5) -> Tens
 class Accuracy(Metric):
     """The share of right answers; see :func:`accuracy`."""
 
-    name = "accuracy"
+    function = staticmethod(accuracy)
     any_labels = True
-
-    def __call__(self, y: Tensor, predicted: Tensor) -> Tensor:
-        """Return one number per example."""
-        return accuracy(y, predicted)
 
 
 @dataclass(frozen=True)
@@ -85,34 +81,22 @@ class BinaryAccuracy(Metric):
     """The share of right yes and no; yes is above ``threshold``. See :func:`binary_accuracy`."""
 
     threshold: float = 0.5
-    name = "binary_accuracy"
-
-    def __call__(self, y: Tensor, predicted: Tensor) -> Tensor:
-        """Return one number per example."""
-        return binary_accuracy(y, predicted, self.threshold)
+    function = staticmethod(binary_accuracy)
 
 
 @dataclass(frozen=True)
 class CategoricalAccuracy(Metric):
     """The share of right classes, for one-hot rows."""
 
-    name = "categorical_accuracy"
-
-    def __call__(self, y: Tensor, predicted: Tensor) -> Tensor:
-        """Return one number per example."""
-        return categorical_accuracy(y, predicted)
+    function = staticmethod(categorical_accuracy)
 
 
 @dataclass(frozen=True)
 class SparseCategoricalAccuracy(Metric):
     """The share of right classes, for class numbers."""
 
-    name = "sparse_categorical_accuracy"
+    function = staticmethod(sparse_categorical_accuracy)
     sparse = True
-
-    def __call__(self, y: Tensor, predicted: Tensor) -> Tensor:
-        """Return one number per example."""
-        return sparse_categorical_accuracy(y, predicted)
 
 
 @dataclass(frozen=True)
@@ -120,11 +104,7 @@ class TopKCategoricalAccuracy(Metric):
     """The share of true classes among the ``k`` most probable, for one-hot rows."""
 
     k: int = 5
-    name = "top_k_categorical_accuracy"
-
-    def __call__(self, y: Tensor, predicted: Tensor) -> Tensor:
-        """Return one number per example."""
-        return top_k_categorical_accuracy(y, predicted, self.k)
+    function = staticmethod(top_k_categorical_accuracy)
 
 
 @dataclass(frozen=True)
@@ -136,12 +116,8 @@ class SparseTopKCategoricalAccuracy(Metric):
     """
 
     k: int = 5
-    name = "sparse_top_k_categorical_accuracy"
+    function = staticmethod(sparse_top_k_categorical_accuracy)
     sparse = True
-
-    def __call__(self, y: Tensor, predicted: Tensor) -> Tensor:
-        """Return one number per example."""
-        return sparse_top_k_categorical_accuracy(y, predicted, self.k)
 
 
 METRICS: dict[str, Measure] = losses.LOSSES | {
