@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from nbdist.metrics.gpu_usage import FIGURES, GPU_SERIES
 from nbdist.metrics.series import decimate
+from nbdist.metrics.store import RunStore
 from nbdist.ui.frozen.summary import short_task
-
-if TYPE_CHECKING:
-    from nbdist.metrics.store import RunStore
 
 MOST_GPUS = 64
 MOST_POINTS, FEWEST_POINTS, ALL_POINTS = 120, 16, 600  # of a curve, and of one figure of all GPUs together

@@ -19,11 +19,12 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from IPython import display as ipython
 from IPython.core.getipython import get_ipython
-from IPython.display import publish_display_data
 
 from nbdist.errors import NbdistError, WorkerError
 from nbdist.metrics.run_folder import duration
+from nbdist.metrics.store import RunStore
 from nbdist.run.devices import ReplicaDevice, device_warning, trained_on
 from nbdist.run.progress import (
     ABSENT,
@@ -61,7 +62,6 @@ from nbdist.ui.widgets.controls import KINDS, Callback, PageControls
 from nbdist.ui.widgets.run_feed import NOT_CURVES, plan_charts
 
 if TYPE_CHECKING:
-    from nbdist.metrics.store import RunStore
     from nbdist.ui.widgets.run import LiveView
 
 Place = Literal["page", "batch", "terminal"]
@@ -71,8 +71,6 @@ LINE_EVERY = 2.0  # seconds between progress lines in a terminal
 
 def place() -> Place:
     """Return the kind of output: a notebook's page, a batch (`nbconvert --execute`), or a terminal."""
-    from IPython.core.getipython import get_ipython
-
     kernel = getattr(get_ipython(), "kernel", None)
     if kernel is None:
         # marimo has no IPython; it shows what IPython's `display` is given, and widgets of anywidget.
@@ -133,17 +131,15 @@ class LiveDisplay:
         self.show_due = time.monotonic() + after if after else None
         if after:
             return
-        from IPython.display import display
-
         if self.where == "batch":
-            display({"text/plain": f"{self.title}: running"}, raw=True, display_id=self.display_id)
+            ipython.display({"text/plain": f"{self.title}: running"}, raw=True, display_id=self.display_id)
             return
         self.view = self._make_view()
         self.view.progress(self.status)
         self.view.mark(self.marks)
         self.view.gpus(self.over_time)
         self.view.pictures(self.summaries)
-        display(self.view, display_id=self.display_id)
+        ipython.display(self.view, display_id=self.display_id)
 
     def _make_view(self) -> LiveView:
         from nbdist.ui.widgets.run import LiveView
@@ -157,17 +153,15 @@ class LiveDisplay:
         """Show the run in another cell; with a summary it has ended, and the view has all its points."""
         if self.where != "page":
             if summary is not None and self.where == "terminal":
-                self.report(text(replace_outputs(summary, {}), ALONE))
+                self.report(text(replace(summary, outputs={}), ALONE))
             return
-        from IPython.display import display
-
         if self.view is not None:
-            display(self.view, display_id=self.display_id)  # the picture replaces both at the end
+            ipython.display(self.view, display_id=self.display_id)  # the picture replaces both at the end
         elif self.show_due is not None:
             self.show()
         elif summary is not None:
             view = self._make_view()
-            display(view)
+            ipython.display(view)
             view.progress(self.status)
             view.mark(summary.marks)
             view.gpus(list(map(dict, summary.gpus)))
@@ -259,17 +253,15 @@ class LiveDisplay:
 
     def _finish(self, summary: Summary) -> None:
         if not summary.outputs:
-            summary = replace_outputs(summary, {t: log.text() for t, log in self.transcripts.items()})
+            summary = replace(summary, outputs={t: log.text() for t, log in self.transcripts.items()})
         if self.where == "terminal":
             for task in self.transcripts:
                 self._report_open_line(task)
-            self.report(text(replace_outputs(summary, {}), ALONE))
+            self.report(text(replace(summary, outputs={}), ALONE))
             return
-        from IPython.display import display, update_display
-
         if self.view is not None:
             self.view.finish(summary.state)  # first, because drawing the picture takes time
-        put = update_display if self.show_due is None else display
+        put = ipython.update_display if self.show_due is None else ipython.display
         self.show_due = None
         # The charts that were shown last.
         wanted = self.charts if self.view is None else self.view.feed.wanted
@@ -281,13 +273,6 @@ class LiveDisplay:
     def _report_open_line(self, task: str) -> None:
         if self.transcripts[task].open:
             self.output(task, "\n")
-
-
-def replace_outputs(summary: Summary, outputs: Mapping[str, str]) -> Summary:
-    """Return the summary with this output."""
-    from dataclasses import replace
-
-    return replace(summary, outputs=outputs)
 
 
 # The live display of a run.
@@ -471,8 +456,10 @@ def show_displayed(task: str, shown: Displayed) -> None:
         return
     transient = {"display_id": shown.name} if shown.name else {}
     if not shown.update:
-        publish_display_data({"text/plain": f"{label}:", "text/html": f"<small>{escape(label)}</small>"})
-    publish_display_data(shown.data, transient=transient, update=shown.update)
+        ipython.publish_display_data(
+            {"text/plain": f"{label}:", "text/html": f"<small>{escape(label)}</small>"}
+        )
+    ipython.publish_display_data(shown.data, transient=transient, update=shown.update)
 
 
 def summary_of(run: Run) -> Summary:

@@ -17,6 +17,8 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from IPython import display as ipython
+
 from nbdist.ui.display.run import LINE_EVERY, Place, place
 from nbdist.ui.frozen.sweep import frozen_sweep, summary_of, sweep_line, sweep_text
 from nbdist.ui.widgets.sweep import SweepHandle
@@ -95,7 +97,7 @@ class SweepDisplay:
             if self.where == "page" and self.view is None:
                 self.view = self._make_view()
             if self.view is not None and self.display_id in self.outputs:
-                self._update(self.view, self.display_id)
+                ipython.update_display(self.view, display_id=self.display_id)
         if self.view is not None:
             self.view.finished = self.view.closes_unseen = False
             self.view.tick(now)
@@ -135,7 +137,7 @@ class SweepDisplay:
             take_commands(self.sweep)
         bundle = self._bundle()
         for output in self.outputs:
-            self._update(bundle, output, raw=True)
+            ipython.update_display(bundle, display_id=output, raw=True)
         if not self.outputs:
             self._display(bundle, self.display_id, raw=True)
         if self.view is not None:
@@ -143,16 +145,9 @@ class SweepDisplay:
             self.view = None
 
     def _display(self, what: object, output: str, **options: bool) -> None:
-        from IPython.display import display
-
         if output not in self.outputs:
             self.outputs.append(output)
-        display(what, display_id=output, **options)
-
-    def _update(self, what: object, output: str, **options: bool) -> None:
-        from IPython.display import update_display
-
-        update_display(what, display_id=output, **options)
+        ipython.display(what, display_id=output, **options)
 
     def _make_view(self) -> SweepView:
         from nbdist.ui.widgets.sweep import SweepView

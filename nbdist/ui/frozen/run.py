@@ -17,8 +17,9 @@ import base64
 import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from nbdist.metrics.store import RunStore
 from nbdist.text import clip
 from nbdist.ui.formatting import Room, first_of, jsonable, well_formed
 from nbdist.ui.frozen.render import html, text
@@ -27,9 +28,6 @@ from nbdist.ui.frozen.summary import Summary, axis_words, is_plain
 from nbdist.ui.gpus import fewer_points
 from nbdist.ui.pictures import SAVED_LIMIT, fewer
 from nbdist.ui.widgets.run_feed import Chart, clock_of, course, plan_charts
-
-if TYPE_CHECKING:
-    from nbdist.metrics.store import RunStore
 
 RUN = "application/vnd.nbdist.run+json"
 # Bytes in a notebook file. A picture is stored twice, in base64; HTML and text each take their limits. The

@@ -18,8 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from nbdist.metrics.store import RunStore
 from nbdist.run.progress import ABSENT
 from nbdist.text import clip
 from nbdist.ui.formatting import jsonable
@@ -31,9 +32,6 @@ from nbdist.ui.widgets.base import StreamingView
 from nbdist.ui.widgets.controls import KINDS, Callback, PageControls
 from nbdist.ui.widgets.frames import frame
 from nbdist.ui.widgets.run_feed import Available, Feed, RunUpdate, chosen
-
-if TYPE_CHECKING:
-    from nbdist.metrics.store import RunStore
 
 
 class LiveView(StreamingView):

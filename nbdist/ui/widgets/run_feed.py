@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,14 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 from nbdist.errors import InvalidArgumentError
 from nbdist.metrics.gpu_usage import GPU_SERIES
 from nbdist.metrics.series import decimate
-from nbdist.metrics.store import ENTRY, by_curve
+from nbdist.metrics.store import ENTRY, RunStore, by_curve
 from nbdist.text import clip
 from nbdist.ui.widgets.frames import CLOCK, MEAN, TREND, Records, records
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from nbdist.metrics.store import RunStore
 
 MOST_POINTS = 2_000  # per curve in the page
 ALL_POINTS = 24_000  # per chart, over all replicas: a browser redraws them ten times a second
