@@ -208,7 +208,19 @@ def global_step_of(graph: Graph | None = None) -> Variable:
     )
 
 
-class StopAtStepHook(SessionRunHook):
+class _StepHook(SessionRunHook):
+    """Base of hooks that act by the global step, which each run fetches."""
+
+    def begin(self) -> None:
+        """Find the global step."""
+        self._global_step = global_step_of()
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Fetch the global step."""
+        return SessionRunArgs(self._global_step)
+
+
+class StopAtStepHook(_StepHook):
     """Ends the training at a step.
 
     Exactly one is given, a whole number above 0: ``num_steps`` counts from the step at which the training
@@ -229,7 +241,7 @@ class StopAtStepHook(SessionRunHook):
 
     def begin(self) -> None:
         """Find the global step."""
-        self._global_step = global_step_of()
+        super().begin()
         self._again = current().world.rejoins and current().progress.sessions == 0
 
     def after_create_session(self, session: Session, coord: Any = None) -> None:
@@ -241,10 +253,6 @@ class StopAtStepHook(SessionRunHook):
         if self._again and coord is not None and reached >= self._last_step:
             coord.request_stop()
         self._again = True
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Fetch the global step."""
-        return SessionRunArgs(self._global_step)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Stop at the step; the fetched one may be from before the update."""
@@ -270,7 +278,7 @@ class CheckpointSaverListener:
         """Do something at the end."""
 
 
-class CheckpointSaverHook(SessionRunHook):
+class CheckpointSaverHook(_StepHook):
     """Writes a checkpoint every ``save_secs`` seconds or ``save_steps`` steps, at the start and at the end.
 
     - ``checkpoint_dir``: folder or fsspec URL, which all tasks reach
@@ -310,7 +318,7 @@ class CheckpointSaverHook(SessionRunHook):
 
     def begin(self) -> None:
         """Find the global step, and what to save."""
-        self._global_step = global_step_of()
+        super().begin()
         for listener in self._listeners:
             listener.begin()
         self._claim = open_folder(self._folder).claim()
@@ -332,10 +340,6 @@ class CheckpointSaverHook(SessionRunHook):
         """Save the beginning."""
         step = int(session.run(self._global_step))
         self._save(session, step)
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Fetch the global step."""
-        return SessionRunArgs(self._global_step)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Save if it is time."""
@@ -407,125 +411,6 @@ def is_preemption(error: BaseException) -> bool:
     return isinstance(error, (AbortedError, UnavailableError))
 
 
-class StepCounterHook(SessionRunHook):
-    """Writes the global steps per second as the summary ``global_step/sec``, and prints them every 10 s.
-
-    - ``every_n_steps``, ``every_n_secs``: exactly one of them, above 0
-    - ``output_dir``: the folder of a new FileWriter; or ``summary_writer``; or neither
-    """
-
-    def __init__(
-        self,
-        every_n_steps: int | None = 100,
-        every_n_secs: float | None = None,
-        output_dir: str | os.PathLike[str] | None = None,
-        summary_writer: FileWriter | None = None,
-    ) -> None:
-        if every_n_secs is not None and every_n_steps == 100:
-            every_n_steps = None
-        self._timer = SecondOrStepTimer(every_n_secs, every_n_steps, names=("every_n_secs", "every_n_steps"))
-        self._output = _Output(output_dir, summary_writer)
-        self._printed = time.monotonic()
-        self.last_rate: float | None = None
-        """The last global steps per second."""
-
-    def begin(self) -> None:
-        """Find the global step."""
-        self._global_step = global_step_of()
-        self._output.open()
-
-    def after_create_session(self, session: Session, coord: Any = None) -> None:
-        """Count anew."""
-        self._timer.reset()
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Fetch the global step."""
-        return SessionRunArgs(self._global_step)
-
-    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Report if it is time."""
-        step = _step_after(self._timer, int(run_values.results), run_context, self._global_step)
-        if step is not None:
-            seconds, steps = self._timer.update_last_triggered_step(step)
-            if seconds and steps is not None:
-                self.last_rate = steps / seconds
-                if time.monotonic() - self._printed >= PRINT_SECONDS:
-                    self._printed = time.monotonic()
-                    print(f"global_step/sec: {self.last_rate:.4g}")
-                self._output.add({"global_step/sec": self.last_rate}, step)
-
-    def end(self, session: Session) -> None:
-        """Close a writer of its own."""
-        self._output.close()
-
-    def abort(self) -> None:
-        """Close a writer of its own."""
-        self._output.close()
-
-
-class SummarySaverHook(SessionRunHook):
-    """Writes summaries every ``save_steps`` steps or ``save_secs`` seconds.
-
-    - ``save_steps``, ``save_secs``: exactly one of them, above 0
-    - ``output_dir``: the folder of a new FileWriter; or ``summary_writer``. One of them is given
-    - ``scaffold``: its ``summary_op`` is used if no ``summary_op`` is given
-    - ``summary_op``: a SummaryOp (``nb.summary.merge_all()``), or a list of them
-    """
-
-    def __init__(
-        self,
-        save_steps: int | None = None,
-        save_secs: float | None = None,
-        output_dir: str | os.PathLike[str] | None = None,
-        summary_writer: FileWriter | None = None,
-        scaffold: Scaffold | None = None,
-        summary_op: SummaryOp | Sequence[SummaryOp] | None = None,
-    ) -> None:
-        if (scaffold is None) == (summary_op is None):
-            raise InvalidArgumentError("give exactly one of scaffold and summary_op")
-        if (output_dir is None) == (summary_writer is None):
-            raise InvalidArgumentError("give exactly one of output_dir and summary_writer")
-        self._timer = SecondOrStepTimer(save_secs, save_steps, names=SAVE_NAMES)
-        self._output = _Output(output_dir, summary_writer)
-        self._scaffold, self._given = scaffold, summary_op
-        self._fetched: list[SummaryOp] = []
-        self._due = False
-        self._next: int | None = None
-
-    def begin(self) -> None:
-        """Find the global step and the summaries."""
-        self._global_step = global_step_of()
-        self._output.open()
-
-    def after_create_session(self, session: Session, coord: Any = None) -> None:
-        """Find the summaries of the finished graph; drop those of steps that are made again."""
-        self._output.purge(int(session.run(self._global_step)) + 1)
-        given = self._given if self._scaffold is None else self._scaffold.summary_op
-        self._fetched = [given] if isinstance(given, SummaryOp) else list(given or ())
-
-    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Fetch the summaries if it is time."""
-        self._due = self._next is None or self._timer.should_trigger_for_step(self._next)
-        return SessionRunArgs({"step": self._global_step, "values": self._fetched if self._due else []})
-
-    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Write the summaries that were fetched, at the step that the run has made."""
-        step = int(run_values.results["step"]) + 1
-        if self._due:
-            step = int(run_context.session.run(self._global_step))
-            self._timer.update_last_triggered_step(step)
-            self._output.add({tag: v for one in run_values.results["values"] for tag, v in one.items()}, step)
-        self._next = step + 1
-
-    def end(self, session: Session) -> None:
-        """Write what waits in memory."""
-        self._output.close()
-
-    def abort(self) -> None:
-        """Write what waits in memory."""
-        self._output.close()
-
-
 class _Output:
     """A FileWriter of the user's, or one in a folder; or none."""
 
@@ -557,6 +442,114 @@ class _Output:
                 writer.flush()
         except StorageError as error:
             print(error)
+
+
+class _WritingHook(_StepHook):
+    """Base of hooks that write summaries by the global step."""
+
+    _output: _Output
+
+    def begin(self) -> None:
+        """Find the global step, and open the writer."""
+        super().begin()
+        self._output.open()
+
+    def end(self, session: Session) -> None:
+        """Write what waits in memory, and close a writer of its own."""
+        self._output.close()
+
+    def abort(self) -> None:
+        """Write what waits in memory, and close a writer of its own."""
+        self._output.close()
+
+
+class StepCounterHook(_WritingHook):
+    """Writes the global steps per second as the summary ``global_step/sec``, and prints them every 10 s.
+
+    - ``every_n_steps``, ``every_n_secs``: exactly one of them, above 0
+    - ``output_dir``: the folder of a new FileWriter; or ``summary_writer``; or neither
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int | None = 100,
+        every_n_secs: float | None = None,
+        output_dir: str | os.PathLike[str] | None = None,
+        summary_writer: FileWriter | None = None,
+    ) -> None:
+        if every_n_secs is not None and every_n_steps == 100:
+            every_n_steps = None
+        self._timer = SecondOrStepTimer(every_n_secs, every_n_steps, names=("every_n_secs", "every_n_steps"))
+        self._output = _Output(output_dir, summary_writer)
+        self._printed = time.monotonic()
+        self.last_rate: float | None = None
+        """The last global steps per second."""
+
+    def after_create_session(self, session: Session, coord: Any = None) -> None:
+        """Count anew."""
+        self._timer.reset()
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Report if it is time."""
+        step = _step_after(self._timer, int(run_values.results), run_context, self._global_step)
+        if step is not None:
+            seconds, steps = self._timer.update_last_triggered_step(step)
+            if seconds and steps is not None:
+                self.last_rate = steps / seconds
+                if time.monotonic() - self._printed >= PRINT_SECONDS:
+                    self._printed = time.monotonic()
+                    print(f"global_step/sec: {self.last_rate:.4g}")
+                self._output.add({"global_step/sec": self.last_rate}, step)
+
+
+class SummarySaverHook(_WritingHook):
+    """Writes summaries every ``save_steps`` steps or ``save_secs`` seconds.
+
+    - ``save_steps``, ``save_secs``: exactly one of them, above 0
+    - ``output_dir``: the folder of a new FileWriter; or ``summary_writer``. One of them is given
+    - ``scaffold``: its ``summary_op`` is used if no ``summary_op`` is given
+    - ``summary_op``: a SummaryOp (``nb.summary.merge_all()``), or a list of them
+    """
+
+    def __init__(
+        self,
+        save_steps: int | None = None,
+        save_secs: float | None = None,
+        output_dir: str | os.PathLike[str] | None = None,
+        summary_writer: FileWriter | None = None,
+        scaffold: Scaffold | None = None,
+        summary_op: SummaryOp | Sequence[SummaryOp] | None = None,
+    ) -> None:
+        if (scaffold is None) == (summary_op is None):
+            raise InvalidArgumentError("give exactly one of scaffold and summary_op")
+        if (output_dir is None) == (summary_writer is None):
+            raise InvalidArgumentError("give exactly one of output_dir and summary_writer")
+        self._timer = SecondOrStepTimer(save_secs, save_steps, names=SAVE_NAMES)
+        self._output = _Output(output_dir, summary_writer)
+        self._scaffold, self._given = scaffold, summary_op
+        self._fetched: list[SummaryOp] = []
+        self._due = False
+        self._next: int | None = None
+
+    def after_create_session(self, session: Session, coord: Any = None) -> None:
+        """Find the summaries of the finished graph; drop those of steps that are made again."""
+        self._output.purge(int(session.run(self._global_step)) + 1)
+        given = self._given if self._scaffold is None else self._scaffold.summary_op
+        self._fetched = [given] if isinstance(given, SummaryOp) else list(given or ())
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        """Fetch the summaries if it is time."""
+        self._due = self._next is None or self._timer.should_trigger_for_step(self._next)
+        return SessionRunArgs({"step": self._global_step, "values": self._fetched if self._due else []})
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Write the summaries that were fetched, at the step that the run has made."""
+        step = int(run_values.results["step"]) + 1
+        if self._due:
+            step = int(run_context.session.run(self._global_step))
+            self._timer.update_last_triggered_step(step)
+            self._output.add({tag: v for one in run_values.results["values"] for tag, v in one.items()}, step)
+        self._next = step + 1
 
 
 class NanTensorHook(SessionRunHook):
@@ -660,7 +653,7 @@ class FinalOpsHook(SessionRunHook):
             self.final_ops_values = session.run(self._ops, self._feeds)
 
 
-class GlobalStepWaiterHook(SessionRunHook):
+class GlobalStepWaiterHook(_StepHook):
     """Delays the first run until the global step is ``wait_until_step``, so that workers start in turn."""
 
     def __init__(self, wait_until_step: int) -> None:
@@ -668,10 +661,6 @@ class GlobalStepWaiterHook(SessionRunHook):
             raise InvalidArgumentError(f"wait_until_step is a global step, not {wait_until_step!r}")
         self._wait_until = wait_until_step
         self._over = wait_until_step <= 0
-
-    def begin(self) -> None:
-        """Find the global step."""
-        self._global_step = global_step_of()
 
     def before_run(self, run_context: SessionRunContext) -> None:
         """Wait."""
@@ -698,7 +687,7 @@ class FeedFnHook(SessionRunHook):
 
 
 @dataclass
-class ProfilerHook(SessionRunHook):
+class ProfilerHook(_StepHook):
     """Traces a step every ``save_steps`` steps or ``save_secs`` seconds, as ``timeline-<step>.json``.
 
     Exactly one of the two is given, above 0. The files are Chrome traces (open them at ui.perfetto.dev) in
@@ -717,10 +706,6 @@ class ProfilerHook(SessionRunHook):
     def __post_init__(self) -> None:
         self._timer = SecondOrStepTimer(self.save_secs, self.save_steps, names=SAVE_NAMES)
         self._next: int | None = None
-
-    def begin(self) -> None:
-        """Find the global step."""
-        self._global_step = global_step_of()
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
         """Trace the run if it is time; the first run, which compiles, is left out."""
