@@ -187,12 +187,7 @@ def _one_hot_spec(labels: Spec, depth: int, dtype: Any) -> Spec:
     return Spec((*labels.shape, depth), number_dtype("one_hot", dtype))
 
 
-define(
-    "one_hot",
-    forward=_one_hot,
-    into=_one_hot_kernel,
-    spec=_one_hot_spec,
-)
+define("one_hot", forward=_one_hot, into=_one_hot_kernel, spec=_one_hot_spec)
 
 
 def _check_classes(xp: Any, labels: Array, classes: int) -> Array:

@@ -99,12 +99,7 @@ define(
 )
 
 
-define(
-    "next_batch",
-    forward=_elsewhere,
-    spec=lambda resource: Spec((), np.dtype(np.int64)),
-    external=True,
-)
+define("next_batch", forward=_elsewhere, spec=lambda resource: Spec((), np.dtype(np.int64)), external=True)
 
 
 define("batch_part", forward=_elsewhere, spec=_part_spec, external=True)

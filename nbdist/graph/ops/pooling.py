@@ -331,12 +331,7 @@ define(
     ),
     examples=_examples,
 )
-define(
-    "max_pool2d_which",
-    forward=_which_forward,
-    into=_kernel(_which),
-    spec=_which_spec,
-)
+define("max_pool2d_which", forward=_which_forward, into=_kernel(_which), spec=_which_spec)
 define(
     "max_pool2d_to_which",
     forward=_into(_to_which, lambda xp, g, which, like, **how: xp.empty(like.shape, g.dtype)),

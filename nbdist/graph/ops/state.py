@@ -80,13 +80,7 @@ def _check_shape(v: Array, value: Array) -> None:
 
 
 for _name, _forward in (("assign", _assign), ("assign_add", _assign_add), ("assign_sub", _assign_sub)):
-    define(
-        _name,
-        forward=_forward,
-        spec=_assign_spec,
-        writes=frozenset({0}),
-        replaces=_name == "assign",
-    )
+    define(_name, forward=_forward, spec=_assign_spec, writes=frozenset({0}), replaces=_name == "assign")
 
 
 def _copy_kernel(xp: Any) -> Callable[[Array, Array], None]:
@@ -124,9 +118,4 @@ define(  # raises before any op that depends on it runs
     spec=lambda x: x,
     has_value=False,
 )
-define(
-    "group",
-    forward=lambda xp: xp.zeros((), bool),
-    spec=lambda: Spec((), np.dtype(bool)),
-    has_value=False,
-)
+define("group", forward=lambda xp: xp.zeros((), bool), spec=lambda: Spec((), np.dtype(bool)), has_value=False)
