@@ -111,6 +111,11 @@ define = _registered(Op)
 """Makes an `Op` of its arguments, and puts it in the table."""
 
 
+def elsewhere(*inputs: Any, **attrs: Any) -> Any:
+    """Raise: the forward function of an external op, which the executor of its program performs itself."""
+    raise RuntimeError("an external op has no kernel: the executor of its program performs it")
+
+
 def show(shape: Shape) -> str:
     """Write a shape the way NumPy does, with ``?`` for an unknown size.
 

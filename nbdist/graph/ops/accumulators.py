@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError, choices
-from nbdist.graph.op import Shape, Spec, define, show
+from nbdist.graph.op import Shape, Spec, define, elsewhere, show
 from nbdist.graph.scopes import default_graph
 from nbdist.graph.sparse import IndexedSlices
 from nbdist.graph.tensor import Tensor, record
@@ -215,11 +215,6 @@ def needed(count: Any) -> Any:
 
 NOTHING = Spec((), np.dtype(bool))
 COUNT = Spec((), np.dtype(np.int64))
-
-
-def elsewhere(*inputs: Any, **attrs: Any) -> Any:
-    """Raise: the executor runs this op itself."""
-    raise RuntimeError("a shared resource has no kernel: the executor of the piece performs its ops")
 
 
 def on_handle(name: str, spec: Any, *, waits: bool = False, has_value: bool = True) -> None:

@@ -11,35 +11,26 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.graph.op import Shape, Spec, define
+from nbdist.graph.op import Shape, Spec, define, elsewhere
 from nbdist.graph.tensor import Tensor, record
 
-
-def _no_kernel(*inputs: Any, **attrs: Any) -> Any:
-    raise RuntimeError("send and receive have no kernel: the executor of the subgraph performs them")
-
-
 # Sends a value to the edge's other end.
-define("send", forward=_no_kernel, spec=lambda x, edge, device: x, external=True, has_value=False)
+define("send", forward=elsewhere, spec=lambda x, edge, device: x, external=True, has_value=False)
 
 
 def _received(edge: int, device: str, shape: Shape, dtype: Any) -> Spec:
     return Spec(tuple(shape), np.dtype(dtype))
 
 
-define("receive", forward=_no_kernel, spec=_received, external=True)  # waits for the value
+define("receive", forward=elsewhere, spec=_received, external=True)  # waits for the value
 
 
 _NOTHING = Spec((), np.dtype(bool))
 for _name in ("signal", "await"):  # send and receive of a control dependency, which has no value
-    define(_name, forward=_no_kernel, spec=lambda edge, device: _NOTHING, external=True, has_value=False)
+    define(_name, forward=elsewhere, spec=lambda edge, device: _NOTHING, external=True, has_value=False)
 
 
 # Collectives of a strategy's replicas, in the middle of a step.
-
-
-def _no_all_reduce_kernel(*inputs: Any, **attrs: Any) -> Any:
-    raise RuntimeError("all_reduce has no kernel: the runner of the replica's step performs it")
 
 
 def _reduced(x: Spec, op: str) -> Spec:
@@ -52,4 +43,4 @@ def _vjp(np: Any, g: Tensor, y: Tensor, x: Tensor, op: str) -> tuple[Tensor | No
 
 
 # The "sum" or "mean" of all replicas' x, or that of the "first" one, on every replica.
-define("all_reduce", forward=_no_all_reduce_kernel, spec=_reduced, vjp=_vjp, external=True)
+define("all_reduce", forward=elsewhere, spec=_reduced, vjp=_vjp, external=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Shape, Spec, define
+from nbdist.graph.op import Shape, Spec, define, elsewhere
 from nbdist.graph.scopes import default_graph
 from nbdist.graph.tensor import Tensor, record
 
@@ -68,10 +68,6 @@ class DatasetSource:
         return made
 
 
-def _elsewhere(*inputs: Any, **attrs: Any) -> Any:
-    raise RuntimeError("a dataset op has no kernel: the executor of the piece performs it")
-
-
 def _part_spec(
     rows: Spec, resource: str, index: int, share: tuple[int, int], shape: Shape, dtype: Any
 ) -> Spec:
@@ -83,7 +79,7 @@ def _part_spec(
 
 define(  # keeps the arrays and the steps
     "load_dataset",
-    forward=_elsewhere,
+    forward=elsewhere,
     spec=lambda resource, steps, arrays: _NOTHING,
     external=True,
     has_value=False,
@@ -92,14 +88,14 @@ define(  # keeps the arrays and the steps
 
 define(
     "begin_pass",
-    forward=_elsewhere,
+    forward=elsewhere,
     spec=lambda opened, resource: _NOTHING,
     external=True,
     has_value=False,
 )
 
 
-define("next_batch", forward=_elsewhere, spec=lambda resource: Spec((), np.dtype(np.int64)), external=True)
+define("next_batch", forward=elsewhere, spec=lambda resource: Spec((), np.dtype(np.int64)), external=True)
 
 
-define("batch_part", forward=_elsewhere, spec=_part_spec, external=True)
+define("batch_part", forward=elsewhere, spec=_part_spec, external=True)

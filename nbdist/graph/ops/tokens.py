@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.graph.op import Spec, define, show
-from nbdist.graph.ops.accumulators import COUNT, NOTHING, check_step, elsewhere, on_handle, whole
+from nbdist.graph.op import Spec, define, elsewhere, show
+from nbdist.graph.ops.accumulators import COUNT, NOTHING, check_step, on_handle, whole
 from nbdist.graph.scopes import default_graph
 from nbdist.graph.tensor import Tensor, record
 

@@ -56,16 +56,6 @@ def _values_decide(node: Tensor, specs: Specs) -> bool:
         return False
 
 
-def form(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that puts a function into the table."""
-
-    def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        FORMS[name] = function
-        return function
-
-    return add
-
-
 FORMS |= {
     "assign": lambda jax, v, value: value.astype(v.dtype),
     "assign_add": lambda jax, v, value: (v + value).astype(v.dtype),
@@ -98,18 +88,15 @@ def _of_label(jax: Any, p: Any, labels: Any) -> Any:
     return jax.numpy.where(inside, picked, jax.numpy.asarray(jax.numpy.nan, p.dtype))
 
 
-@form("pick_log_likelihood")
 def _pick_log_likelihood(jax: Any, p: Any, labels: Any) -> Any:
     return -jax.numpy.log(jax.numpy.maximum(_of_label(jax, p, labels), jax.numpy.asarray(TINY, p.dtype)))
 
 
-@form("sparse_cross_entropy")
 def _sparse_cross_entropy(jax: Any, logits: Any, p: Any, labels: Any) -> Any:
     largest = jax.numpy.max(logits, axis=-1) - _of_label(jax, logits, labels)
     return largest - jax.numpy.log(jax.numpy.max(p, axis=-1))
 
 
-@form("sparse_cross_entropy_grad")
 def _sparse_cross_entropy_grad(jax: Any, g: Any, p: Any, labels: Any) -> Any:
     return g[..., None] * (p - jax.nn.one_hot(labels, p.shape[-1], dtype=p.dtype))
 
@@ -117,7 +104,6 @@ def _sparse_cross_entropy_grad(jax: Any, g: Any, p: Any, labels: Any) -> Any:
 # Indexing.
 
 
-@form("put_diagonal_like")
 def _put_diagonal_like(jax: Any, g: Any, like: Any, offset: int, axis1: int, axis2: int) -> Any:
     matrix = jax.numpy.moveaxis(jax.numpy.zeros(like.shape, g.dtype), (axis1, axis2), (-2, -1))
     i = np.arange(g.shape[-1])
@@ -125,14 +111,12 @@ def _put_diagonal_like(jax: Any, g: Any, like: Any, offset: int, axis1: int, axi
     return jax.numpy.moveaxis(matrix, (-2, -1), (axis1, axis2))
 
 
-@form("take_back_like")
 def _take_back_like(jax: Any, g: Any, like: Any, positions: Any, axis: int) -> Any:
     at = axis % len(like.shape)
     key = (*(slice(None),) * at, positions)
     return jax.numpy.zeros(like.shape, g.dtype).at[key].add(g)
 
 
-@form("add_along_like")
 def _add_along_like(jax: Any, g: Any, like: Any, positions: Any, axis: int) -> Any:
     at = axis % g.ndim
     shape = tuple(like.shape[i] if i == at else n for i, n in enumerate(g.shape))
@@ -141,7 +125,6 @@ def _add_along_like(jax: Any, g: Any, like: Any, positions: Any, axis: int) -> A
     return jax.numpy.zeros(shape, g.dtype).at[tuple(key)].add(g)
 
 
-@form("repeat")
 def _repeat(jax: Any, x: Any, repeats: Any, axis: int) -> Any:
     each = repeats if isinstance(repeats, int) else np.array(repeats)
     return jax.numpy.repeat(
@@ -149,7 +132,6 @@ def _repeat(jax: Any, x: Any, repeats: Any, axis: int) -> Any:
     )
 
 
-@form("sum_runs")
 def _sum_runs(jax: Any, g: Any, like: Any, repeats: Any, axis: int) -> Any:
     numbers = np.repeat(np.arange(like.shape[axis]), repeats)
     rows = jax.numpy.moveaxis(g, axis, 0)
@@ -157,7 +139,6 @@ def _sum_runs(jax: Any, g: Any, like: Any, repeats: Any, axis: int) -> Any:
     return jax.numpy.moveaxis(jax.numpy.zeros(shape, g.dtype).at[numbers].add(rows), 0, axis)
 
 
-@form("recurrence")
 def _recurrence(jax: Any, a: Any, b: Any, axis: int) -> Any:
     """Return s with s_j = b_j + a_j s_(j-1), by composing the maps s -> b + a s."""
 
@@ -183,20 +164,17 @@ def _convolution(jax: Any, x: Any, kernel: Any, strides: Pair, padding: str, dil
     )
 
 
-@form("conv2d")
 def _conv2d(jax: Any, x: Any, kernel: Any, *bias: Any, relu: bool = False, **how: Any) -> Any:
     y = sum(bias, _convolution(jax, x, kernel, **how))
     return jax.numpy.maximum(y, 0) if relu else y
 
 
-@form("conv2d_to_input")
 def _conv2d_to_input(jax: Any, g: Any, kernel: Any, like: Any, **how: Any) -> Any:
     images = jax.ShapeDtypeStruct(like.shape, g.dtype)
     (found,) = jax.linear_transpose(lambda x: _convolution(jax, x, kernel, **how), images)(g)
     return found
 
 
-@form("conv2d_to_kernel")
 def _conv2d_to_kernel(jax: Any, g: Any, x: Any, like: Any, **how: Any) -> Any:
     kernel = jax.ShapeDtypeStruct(like.shape, g.dtype)
     (found,) = jax.linear_transpose(lambda k: _convolution(jax, x, k, **how), kernel)(g)
@@ -231,14 +209,12 @@ def _inside(jax: Any, x: Any, **how: Any) -> Any:
     return _windows(jax, jax.numpy.ones((1, *x.shape[1:3], 1), bool), **how, empty=False)
 
 
-@form("max_pool2d")
 def _max_pool2d(jax: Any, x: Any, **how: Any) -> Any:
     floating = jax.numpy.issubdtype(x.dtype, jax.numpy.floating)  # bfloat16, too
     least = -np.inf if floating else np.iinfo(x.dtype).min
     return jax.numpy.max(_windows(jax, x, **how, empty=least), axis=0)
 
 
-@form("max_pool2d_which")
 def _max_pool2d_which(jax: Any, y: Any, x: Any, **how: Any) -> Any:
     hit = (_windows(jax, x, **how) == y) & _inside(jax, x, **how)
     return jax.numpy.where(hit.any(axis=0), jax.numpy.argmax(hit, axis=0), hit.shape[0] - 1)
@@ -249,22 +225,18 @@ def _chosen(jax: Any, which: Any, size: Pair) -> Any:
     return elements.reshape(-1, 1, 1, 1, 1) == which
 
 
-@form("max_pool2d_to_which")
 def _max_pool2d_to_which(jax: Any, g: Any, which: Any, like: Any, **how: Any) -> Any:
     return _from_windows(jax, g * _chosen(jax, which, how["size"]), like, **how)
 
 
-@form("max_pool2d_of_which")
 def _max_pool2d_of_which(jax: Any, u: Any, which: Any, **how: Any) -> Any:
     return jax.numpy.sum(_windows(jax, u, **how) * _chosen(jax, which, how["size"]), axis=0)
 
 
-@form("avg_pool2d")
 def _avg_pool2d(jax: Any, x: Any, **how: Any) -> Any:
     return jax.numpy.sum(_windows(jax, x, **how), axis=0) / _inside(jax, x, **how).sum(axis=0).astype(x.dtype)
 
 
-@form("avg_pool2d_grad")
 def _avg_pool2d_grad(jax: Any, g: Any, like: Any, **how: Any) -> Any:
     share = g / _inside(jax, like, **how).sum(axis=0).astype(g.dtype)
     return _from_windows(jax, jax.numpy.stack([share] * prod(how["size"])), like, **how)
@@ -276,7 +248,6 @@ MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 
 
-@form("dropout_mask")
 def _dropout_mask(jax: Any, x: Any, draw: Any, rate: float, number: int) -> Any:
     """Return 0 or the factor that keeps the mean, for each element: NumPy's `_kept`, with tracers."""
     xp, u64 = jax.numpy, jax.numpy.uint64
@@ -317,4 +288,13 @@ def _product(u64: Any, a: Any, b: Any) -> tuple[Any, Any]:
     return a1 * b1 + (middle >> half) + (other >> half), a * b
 
 
+FORMS |= {
+    one.__name__.removeprefix("_"): one
+    for one in (
+        _pick_log_likelihood, _sparse_cross_entropy, _sparse_cross_entropy_grad, _put_diagonal_like,
+        _take_back_like, _add_along_like, _repeat, _sum_runs, _recurrence, _conv2d, _conv2d_to_input,
+        _conv2d_to_kernel, _max_pool2d, _max_pool2d_which, _max_pool2d_to_which, _max_pool2d_of_which,
+        _avg_pool2d, _avg_pool2d_grad, _dropout_mask,
+    )
+}  # fmt: skip
 assert FORMS.keys() <= OPS.keys(), FORMS.keys() - OPS.keys()
