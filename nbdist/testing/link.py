@@ -59,7 +59,7 @@ class LocalParameterServer:
         self.prefix = f"nbdist-links{secrets.token_hex(4)}"
         self.shared = shared
         self.service = ParameterService(self.server, self.prefix)
-        self._open_link = open_link
+        self._open_link, self._links = open_link, list[Link]()
         self.aborted = threading.Event()
         """Ends every wait of a replica with AbortedError."""
         self.looked = threading.Event()
@@ -113,7 +113,9 @@ class LocalParameterServer:
         use_memory = self.shared if shared is None else shared
         connect = partial(Peer, address or self.server.address, self.server.keys, name="/job:ps/task:0")
         prefix = self.prefix if use_memory else None
-        return self._open_link(connect, request, prefix=prefix, check=self.check, timeout=timeout)
+        link = self._open_link(connect, request, prefix=prefix, check=self.check, timeout=timeout)
+        self._links.append(link)
+        return link
 
     def drop(self, run: str) -> int:
         """Drop the shards of a run, as its end does; return their number."""
@@ -126,7 +128,9 @@ class LocalParameterServer:
         return [path.name for path in shared_folder().glob(f"{self.prefix}-*")]
 
     def close(self) -> None:
-        """Close the service and its server."""
+        """Close all links, the service and its server."""
+        for link in self._links:
+            link.close()
         self.service.close()
         self.server.close()
 
@@ -161,6 +165,13 @@ def unfailing(results: list[Any]) -> list[Any]:
 def view(link: Link) -> Array:
     """Return the first variable in a link's copy of the parameters."""
     return link.layout.views(link.parameters)[0]
+
+
+def made_step(link: Link, value: float = 1.0) -> int | None:
+    """Make a step with a gradient of one value; return its staleness, None for a late one."""
+    link.pull()
+    push(link, value)
+    return link.wait(0)
 
 
 def push(link: Link, value: float, slot: int = 0) -> None:
@@ -237,14 +248,11 @@ class LinkContract:
         np.testing.assert_array_equal(link.layout.views(link.parameters)[0], [0, 1, 2])
         np.testing.assert_array_equal(link.layout.views(link.parameters)[1], np.ones((2, 2)))
         assert (link.version, link.global_step) == (0, 0)
-        link.close()
 
     def test_a_gradient_is_applied_and_counted(self, ps: LocalParameterServer) -> None:
         link = ps.open(initial=[np.full(3, 5.0, np.float32)], optimizer=SGD(0.5))
         for step in range(1, 4):
-            link.pull()
-            push(link, 2.0)
-            assert link.wait(0) == 0
+            assert made_step(link, 2.0) == 0
             link.pull()
             np.testing.assert_array_equal(view(link), np.full(3, 5.0 - step))
             assert (link.version, link.global_step) == (step, step)
@@ -252,7 +260,6 @@ class LinkContract:
         statistics = counts.pop("statistics")
         assert counts == {"updates": 3, "global_step": 3, "dropped": 0}
         assert GradientStatistics.from_wire(statistics).made == [3]
-        link.close()
 
     def test_two_gradients_may_be_under_way_and_are_late_by_one(self, ps: LocalParameterServer) -> None:
         link = ps.open()
@@ -262,21 +269,16 @@ class LinkContract:
         assert [link.wait(slot) for slot in reversed(range(SLOTS))] == [1, 0]
         link.pull()
         np.testing.assert_array_equal(view(link), np.full(3, -2.0))
-        link.close()
 
     def test_staleness_is_what_others_applied_in_between(self, ps: LocalParameterServer) -> None:
         slow, fast = ps.open(0, 2), ps.open(1, 2)
         slow.pull()
         for _ in range(3):
-            fast.pull()
-            push(fast, 1.0)
-            assert fast.wait(0) == 0
+            assert made_step(fast) == 0
         push(slow, 1.0)
         assert slow.wait(0) == 3
         slow.pull()
         assert view(slow)[0] == -4
-        slow.close()
-        fast.close()
 
     def test_many_replicas_at_once_lose_nothing(self, ps: LocalParameterServer) -> None:
         def work(replica: int) -> tuple[dict[str, Any], Array, int]:
@@ -308,9 +310,7 @@ class LinkContract:
         zero = ps.open(replica=0, replicas=2)
         old = ps.open(replica=1, replicas=2)
         for _ in range(3):
-            old.pull()
-            push(old, 1.0)
-            old.wait(0)
+            made_step(old)
         new = ps.open(replica=1, replicas=2, rejoins=True)
         assert (new.made, zero.made, old.made) == (3, 0, 0)
         push(old, 100.0)
@@ -324,8 +324,6 @@ class LinkContract:
         assert [one["updates"] for one in left] == [4, 4]
         with pytest.raises(TrainingOver):
             ps.open(replica=1, replicas=2, rejoins=True)
-        for link in (zero, old, new):
-            link.close()
 
     def test_a_new_process_of_a_synchronous_replica_gives_its_own_gradient(
         self, ps: LocalParameterServer
@@ -348,8 +346,6 @@ class LinkContract:
         np.testing.assert_allclose(view(new), np.full(3, -3.0))  # of both, for 3 replicas
         assert shard.statistics.made == [1, 1, 0]
         assert shard.statistics.dropped == [0, 1, 0]
-        for link in (zero, old, two, new):
-            link.close()
 
     def test_with_two_shards_the_first_counts_whole_updates(self, ps: LocalParameterServer) -> None:
         shards = [ps.open(shard=f"r/{i}", counts=False) for i in range(2)]
@@ -367,7 +363,6 @@ class LinkContract:
         assert (shards[1].version, shards[1].global_step) == (5, 0)
         for link in shards:
             link.leave()
-            link.close()
 
     def test_a_synchronous_step_waits_for_all(self, ps: LocalParameterServer) -> None:
         order: list[str] = []
@@ -502,7 +497,6 @@ class LinkContract:
             assert (counts["updates"], counts["global_step"], counts["dropped"]) == (2, 2, 1)
         for link in links:
             np.testing.assert_array_equal(view(link), np.full(3, -6.0))
-            link.close()
 
     def test_the_others_continue_until_a_step_cannot_complete(self, ps: LocalParameterServer) -> None:
         links = [ps.open(i, 3, synchronous=True, aggregate=2) for i in range(3)]
@@ -519,8 +513,6 @@ class LinkContract:
             links[0].wait(0)
         for counts in unfailing(together(3, lambda i: links[i].leave())):
             assert (counts["updates"], counts["dropped"]) == (3, 1)
-        for link in links:
-            link.close()
 
     def test_replicas_contribute_several_batches_to_a_step(self, ps: LocalParameterServer) -> None:
         fast, slow = (ps.open(i, 2, synchronous=True, aggregate=4) for i in range(2))
@@ -538,13 +530,9 @@ class LinkContract:
         assert (fast.version, fast.global_step, view(fast)[0]) == (1, 1, -5)
         slow.announce_done()
         for _ in range(4):
-            fast.pull()
-            push(fast, 1.0)
-            assert fast.wait(0) == 0
+            assert made_step(fast) == 0
         assert fast.leave()["updates"] == 2
         slow.leave()
-        fast.close()
-        slow.close()
 
     def test_a_replica_that_is_ahead_waits_for_the_slowest(self, ps: LocalParameterServer) -> None:
         """A bound of 2 with one gradient under way: the second's answer waits for the other's first."""
@@ -554,9 +542,7 @@ class LinkContract:
             link = ps.open(replica, 2, staleness=2)
             if replica == 0:
                 for step in range(8):
-                    link.pull()
-                    push(link, 1.0)
-                    link.wait(0)
+                    made_step(link)
                     done.append(step)
             else:
                 for step in range(4):
@@ -564,9 +550,7 @@ class LinkContract:
                     while not shard.waited_for:  # until the other one is held back
                         ps.aborted.wait(0.001)
                     assert len(done) == step + 1
-                    link.pull()
-                    push(link, 1.0)
-                    assert link.wait(0) is not None
+                    assert made_step(link) is not None
             counts = link.leave()
             link.close()
             return counts
@@ -619,8 +603,6 @@ class LinkContract:
             writer.wait(0)
         np.testing.assert_array_equal(view(reader), np.full(3, -1.0))
         assert (reader.version, reader.global_step) == (1, 1)
-        writer.close()
-        reader.close()
 
     @pytest.mark.parametrize("rules", [{"staleness": 1}, {"synchronous": True, "aggregate": 1}], ids=str)
     def test_one_that_has_left_delays_no_other(
@@ -631,11 +613,8 @@ class LinkContract:
         left.pull()
         left.close()
         for _ in range(5):
-            other.pull()
-            push(other, 1.0)
-            assert other.wait(0) == 0
+            assert made_step(other) == 0
         assert other.leave()["updates"] == 5
-        other.close()
 
     def test_a_step_that_needs_one_that_is_gone_is_an_error(
         self, ps: LocalParameterServer, monkeypatch: pytest.MonkeyPatch
@@ -651,18 +630,15 @@ class LinkContract:
                 UnavailableError, match="replica 0 is dead, and a synchronous step takes 3 grad"
             ):
                 link.wait(0)
-        for link in others:
-            link.close()
 
     @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1, "0.1", True, None])
     def test_a_rate_that_is_no_rate_is_refused(self, ps: LocalParameterServer, rate: Any) -> None:
-        link = ps.open()
+        ps.open()
         with Peer(ps.server.address, ps.server.keys) as peer:
             with pytest.raises(InvalidArgumentError, match="a learning rate is a finite number of 0 or more"):
                 peer.call("ps.rate", {"shard": "r/0", "learning_rate": rate})
             assert peer.call("ps.rate", {"shard": "r/0", "learning_rate": 2}).kind == "ps.rated"
         assert ps.shard("r/0").optimizer.learning_rate == 2.0
-        link.close()
 
     @pytest.mark.parametrize(
         ("changes", "match"),
@@ -713,12 +689,11 @@ class LinkContract:
             assert opened(chief, rules).kind == "ps.opened"
 
     def test_what_replicas_ask_for_must_agree(self, ps: LocalParameterServer) -> None:
-        first = ps.open(0, 2, synchronous=True)
+        ps.open(0, 2, synchronous=True)
         with pytest.raises(
             InvalidArgumentError, match=r"replica 1 asks for .*aggregate=1.* and replica 0 for"
         ):
             ps.open(1, 2, synchronous=True, aggregate=1)
-        first.close()
 
     def test_the_chief_may_come_late(self, ps: LocalParameterServer) -> None:
         waiting = threading.Event()
@@ -780,7 +755,7 @@ class LinkContract:
         assert [type(r) for r in results] == [AbortedError] * 3 + [type(None)]
 
     def test_different_models_are_named_on_the_one_that_differs(self, ps: LocalParameterServer) -> None:
-        chief = ps.open(0, 3, initial=[np.zeros((4, 2), np.float32)], names=["dense/kernel"])
+        ps.open(0, 3, initial=[np.zeros((4, 2), np.float32)], names=["dense/kernel"])
         with pytest.raises(InvalidArgumentError) as caught:
             ps.open(1, 3, initial=[np.zeros((4, 3), np.float32)], names=["dense/kernel"])
         assert "variable 0 is dense/kernel (4, 2) <f4 on replica 0" in str(caught.value)
@@ -790,7 +765,6 @@ class LinkContract:
                 2, 3, initial=[np.zeros((4, 2), np.float32), np.zeros(3, np.float32)],
                 names=["dense/kernel", "bias"],
             )  # fmt: skip
-        chief.close()
 
     def test_a_chief_with_another_model_than_the_waiting_replicas_gets_an_error(
         self, ps: LocalParameterServer
@@ -840,18 +814,13 @@ class LinkContract:
             push(broken, 1.0)
             with pytest.raises(NbdistError, match="MemoryError on /job:local/task:0: cannot take 10 TB"):
                 broken.wait(0)
-        fine.pull()
-        push(fine, 1.0)
-        assert fine.wait(0) == 0  # the server continues for the others
-        broken.close()
-        fine.close()
+        assert made_step(fine) == 0  # the server continues for the others
 
     def test_a_shard_that_is_gone_is_an_error_not_a_hang(self, ps: LocalParameterServer) -> None:
         link = ps.open(shard="a/0")
         assert ps.drop("a") == 1
         with pytest.raises(AbortedError, match=r"the parameters of 'a/0' are not here \(any more\)"):
             link.leave()
-        link.close()
 
     def test_a_server_that_goes_away_is_noticed(self, ps: LocalParameterServer) -> None:
         link = ps.open(0, 2, synchronous=True)
@@ -860,7 +829,6 @@ class LinkContract:
         ps.server.close()
         with pytest.raises(UnavailableError, match="/job:ps/task:0"):
             link.wait(0)
-        link.close()
 
     def test_a_run_that_is_dropped_ends_the_waiting_replicas(self, ps: LocalParameterServer) -> None:
         started = threading.Event()
@@ -880,13 +848,9 @@ class LinkContract:
         assert results[1] == 1
 
     def test_dropping_one_run_leaves_the_others(self, ps: LocalParameterServer) -> None:
-        first, second = ps.open(shard="a/0"), ps.open(shard="ab/0")
+        _, second = ps.open(shard="a/0"), ps.open(shard="ab/0")
         assert ps.drop("a") == 1
-        second.pull()
-        push(second, 1.0)
-        assert second.wait(0) == 0
-        first.close()
-        second.close()
+        assert made_step(second) == 0
 
     def test_a_shard_may_hold_nothing(self, ps: LocalParameterServer) -> None:
         """With more parameter servers than variables, some have none."""
@@ -896,7 +860,6 @@ class LinkContract:
             link.push(0)
             assert link.wait(0) == 0
         assert link.leave()["updates"] == 2
-        link.close()
 
     def test_links_close_twice(self, ps: LocalParameterServer) -> None:
         link = ps.open()
