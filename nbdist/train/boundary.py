@@ -129,8 +129,8 @@ class Boundary:
                 return
             for replica in self._replicas():
                 replica.reads.newest()
-        self._answered = number
         context.answer_checkpoint(number, self._step(), self._save, begun)
+        self._answered = number
 
     def _note(self, kind: str, name: str, begun: float) -> None:
         if self._context.step_log is not None:
