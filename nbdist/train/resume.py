@@ -285,12 +285,15 @@ def require_same(where: str, then: Any, now: Any) -> None:
 def difference(name: str, then: Any, now: Any) -> str | None:
     """Return the first difference of two plain values in words; None if there is none.
 
+    A list is as good as a tuple, and "1" as the key 1: a file has these.
+
     >>> difference("", {"layers": [{"units": 8}]}, {"layers": [{"units": 9}]})
     'layers[0].units was 8 and is 9 now'
     """
     if isinstance(then, dict) and isinstance(now, dict):
+        then, now = ({str(key): value for key, value in one.items()} for one in (then, now))
         for key in [*then, *(key for key in now if key not in then)]:
-            called = f"{name}.{key}" if name else str(key)
+            called = f"{name}.{key}" if name else key
             if found := difference(called, then.get(key), now.get(key)):
                 return found
         return None

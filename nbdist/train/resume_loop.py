@@ -11,7 +11,6 @@ resume.end(replica, cursor)
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -112,7 +111,7 @@ class ResumeAdapter:
         if self._context.states is not None:
             part = dataset if dataset.policy is None else strategy.dataset(dataset, None)
             own = part if part.apart else dataset
-            require_same("the first pass of this loop", _plain(made_of(self._data)), _plain(made_of(own)))
+            require_same("the first pass of this loop", made_of(self._data), made_of(own))
         return self._context.served(strategy.dataset(dataset, self._seed))
 
     def _take(self, found: SavedState) -> DataCursor:
@@ -343,7 +342,7 @@ class ResumeAdapter:
     def _made_with(self, config: dict[str, Any], arrays: list[Any]) -> dict[str, Any]:
         """Return what must be the same in a continued training."""
         kept = {name: config.get(name) for name in ("layers", "input_shape", "loss", "metrics")}
-        made = {
+        return {
             **kept,
             "arrays": [f"{array.dtype} {array.shape}" for array in arrays],
             "optimizer": settings_of(self._optimizer),
@@ -352,7 +351,6 @@ class ResumeAdapter:
             "replicas": self._context.strategy.num_replicas_in_sync,
             "family": self._context.strategy.family,
         }
-        return _plain(made)
 
 
 class _Origin:
@@ -360,9 +358,3 @@ class _Origin:
 
     def __init__(self, model: Trainable) -> None:
         self.state_dict, self.load_state_dict = model.origin, model.draw_from
-
-
-def _plain(config: dict[str, Any]) -> dict[str, Any]:
-    """Return plain values as a file gives them back."""
-    plain: dict[str, Any] = json.loads(json.dumps(config))
-    return plain
