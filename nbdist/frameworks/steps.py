@@ -90,8 +90,7 @@ class StepBoundary:
         if progress.state == "paused":
             progress.state = state
             progress.rested += time.perf_counter() - begun
-            if self._context.step_log is not None:
-                self._context.step_log.note("wait", "paused", begun, time.perf_counter())
+            self._context.note_span("wait", "paused", begun)
 
     @property
     def _rests(self) -> bool:

@@ -63,7 +63,7 @@ class Boundary:
             control.wait(self.handled)
         if progress.state == "paused":
             progress.state = state
-            self._note("wait", "paused", begun)
+            self._context.note_span("wait", "paused", begun)
             if progress.step or progress.trainings > 1:
                 rested = time.perf_counter() - begun
                 if control.stop_requested:  # replicas that agree on a stop within a step make one more step
@@ -131,10 +131,6 @@ class Boundary:
                 replica.reads.newest()
         context.answer_checkpoint(number, self._step(), self._save, begun)
         self._answered = number
-
-    def _note(self, kind: str, name: str, begun: float) -> None:
-        if self._context.step_log is not None:
-            self._context.step_log.note(kind, name, begun, time.perf_counter())
 
 
 # The NaN policy: a loss or gradient that is NaN or infinite must not be applied.

@@ -350,8 +350,12 @@ class Context:
             why = str(error) if isinstance(error, NbdistError) else f"{type(error).__name__}: {error}"
             wrong = f"the checkpoint of step {step} could not be written to {self.checkpoints.folder}: {why}"
         self.progress.checkpoint = {"number": number, "step": step, "path": path, "error": wrong}
+        self.note_span("compute", "checkpoint", begun)
+
+    def note_span(self, kind: str, name: str, begun: float) -> None:
+        """Take note of what has lasted from ``begun`` until now, between two steps, for the timeline."""
         if self.step_log is not None:
-            self.step_log.note("compute", "checkpoint", begun, time.perf_counter())
+            self.step_log.note(kind, name, begun, time.perf_counter())
 
     def note(self, text: str) -> None:
         """Print a note on the chief, each text once."""

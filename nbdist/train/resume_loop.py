@@ -251,8 +251,7 @@ class ResumeAdapter:
                 return 0.0
             began = time.perf_counter()
             states.save(*self._moment, lambda: self._now(replica, cursor()).snapshot())
-            if self._context.step_log is not None:
-                self._context.step_log.note("compute", "state", began, time.perf_counter())
+            self._context.note_span("compute", "state", began)
             return time.perf_counter() - began
 
         return save

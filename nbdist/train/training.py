@@ -557,8 +557,7 @@ def timed(context: Context, kind: str, name: str) -> Iterator[None]:
     """Record the duration of the block, as something between two steps."""
     begun = time.perf_counter()
     yield
-    if context.step_log is not None:
-        context.step_log.note(kind, name, begun, time.perf_counter())
+    context.note_span(kind, name, begun)
 
 
 def waiting(context: Context) -> contextlib.AbstractContextManager[None]:
