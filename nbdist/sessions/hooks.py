@@ -36,6 +36,7 @@ from nbdist.errors import (
 from nbdist.graph.scopes import Graph, default_graph
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.metrics.timeline import Timeline
+from nbdist.runtime.session.session import Session
 from nbdist.sessions.saver import Saver
 from nbdist.summary import FileWriter, SummaryOp
 from nbdist.summary.values import Written
@@ -43,7 +44,6 @@ from nbdist.summary.writer import release, shared_writer
 from nbdist.train.context import current
 
 if TYPE_CHECKING:
-    from nbdist.runtime.session.session import Session
     from nbdist.sessions.manager import Scaffold
 
 POLL_SECONDS = 0.5

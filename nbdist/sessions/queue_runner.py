@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nbdist.errors import NbdistError, OutOfRangeError
 from nbdist.graph.tensor import Tensor
-
-if TYPE_CHECKING:
-    from nbdist.runtime.session.session import Session
+from nbdist.runtime.session.session import Session
 
 JOIN_SECONDS = 10.0
 

@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -69,9 +69,7 @@ from nbdist.runtime.session.checkpoint import (
     gather,
     place_of,
 )
-
-if TYPE_CHECKING:
-    from nbdist.runtime.session.session import Session
+from nbdist.runtime.session.session import Session
 
 __all__ = [
     "CheckpointState",

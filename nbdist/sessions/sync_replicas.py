@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,12 +26,10 @@ from nbdist.graph.tensor import Tensor, Variable, constant, symbolic
 from nbdist.optim import training
 from nbdist.optim.base import Optimizer
 from nbdist.optim.training import Pairs
+from nbdist.runtime.session.session import Session
 from nbdist.sessions.hooks import SessionRunHook
 from nbdist.sessions.queue_runner import QueueRunner
 from nbdist.train.context import current
-
-if TYPE_CHECKING:
-    from nbdist.runtime.session.session import Session
 
 
 class SyncReplicasOptimizer:
