@@ -25,33 +25,17 @@ from nbdist.optim.table import from_config
 from nbdist.optim.training import MOST_SLOTS, op_name
 
 
-def _apply(
-    xp: Any,
-    variable: Array,
-    *rest: Array,
-    config: dict[str, Any],
-    slots: tuple[str, ...],
-    use_locking: bool = False,
-    rated: bool = False,
-) -> Array:
-    rule, rest = _rated(xp, config, rest, rated)
+def _apply(xp: Any, variable: Array, *rest: Array, slots: tuple[str, ...], **how: Any) -> Array:
+    rule, rest = _rated(xp, rest, **how)
     *state, gradient, step = rest
     kept = {name: _flat(array) for name, array in zip(slots, state, strict=True)}
     rule.apply(_flat(variable), gradient.reshape(-1), kept, _number(xp, step))
     return variable
 
 
-def _apply_sparse(
-    xp: Any,
-    variable: Array,
-    *rest: Array,
-    config: dict[str, Any],
-    slots: tuple[str, ...],
-    use_locking: bool = False,
-    rated: bool = False,
-) -> Array:
+def _apply_sparse(xp: Any, variable: Array, *rest: Array, slots: tuple[str, ...], **how: Any) -> Array:
     """Change the rows in question and nothing else: the time does not depend on how many there are."""
-    rule, rest = _rated(xp, config, rest, rated)
+    rule, rest = _rated(xp, rest, **how)
     *state, values, indices, step = rest
     rule.apply_rows(variable, values, indices, dict(zip(slots, state, strict=True)), _number(xp, step))
     return variable
@@ -63,7 +47,7 @@ def _number(xp: Any, step: Array) -> Any:
 
 
 def _rated(
-    xp: Any, config: dict[str, Any], inputs: tuple[Array, ...], rated: bool
+    xp: Any, inputs: tuple[Array, ...], config: dict[str, Any], use_locking: bool = False, rated: bool = False
 ) -> tuple[Optimizer, tuple[Array, ...]]:
     """Return the rule to apply, and the inputs that are its own."""
     settings = tuple(config.items())
@@ -88,40 +72,26 @@ def _flat(array: Array) -> Array:
     return array.reshape(-1)
 
 
-def _spec(
-    variable: Spec,
-    *rest: Spec,
-    config: dict[str, Any],
-    slots: tuple[str, ...],
-    use_locking: bool = False,
-    rated: bool = False,
-) -> Spec:
-    *state, gradient, step = _unrated(rest, rated)
-    _check(variable, state, gradient, variable.shape, step, config, slots)
+def _spec(variable: Spec, *rest: Spec, **how: Any) -> Spec:
+    *state, gradient, step = _unrated(rest, **how)
+    _check(variable, state, gradient, variable.shape, step, **how)
     return variable
 
 
-def _unrated(inputs: tuple[Spec, ...], rated: bool) -> tuple[Spec, ...]:
+def _unrated(inputs: tuple[Spec, ...], rated: bool = False, **how: Any) -> tuple[Spec, ...]:
     """Return the inputs without the learning rate."""
     if rated and inputs[-1] != Spec((), np.dtype(np.float64)):
         raise InvalidArgumentError(f"a learning rate is one float64, got {inputs[-1]}")
     return inputs[:-1] if rated else inputs
 
 
-def _sparse_spec(
-    variable: Spec,
-    *rest: Spec,
-    config: dict[str, Any],
-    slots: tuple[str, ...],
-    use_locking: bool = False,
-    rated: bool = False,
-) -> Spec:
-    *state, values, indices, step = _unrated(rest, rated)
+def _sparse_spec(variable: Spec, *rest: Spec, **how: Any) -> Spec:
+    *state, values, indices, step = _unrated(rest, **how)
     if len(indices.shape) != 1 or indices.dtype.kind not in "iu":
         raise InvalidArgumentError(
             f"a sparse gradient has one row number per row, got {show(indices.shape)} of {indices.dtype}"
         )
-    _check(variable, state, values, (*indices.shape, *variable.shape[1:]), step, config, slots)
+    _check(variable, state, values, (*indices.shape, *variable.shape[1:]), step, **how)
     return variable
 
 
@@ -133,6 +103,8 @@ def _check(
     step: Spec,
     config: dict[str, Any],
     slots: tuple[str, ...],
+    use_locking: bool = False,
+    rated: bool = False,
 ) -> None:
     same = len(gradient.shape) == len(wanted) and all(
         n == m or None in (n, m) for n, m in zip(gradient.shape, wanted, strict=True)
@@ -152,22 +124,14 @@ def _check(
 # Under XLA arrays cannot be written to: an update returns new ones.
 
 
-def _updated(
-    jax: Any,
-    variable: Any,
-    *rest: Any,
-    config: dict[str, Any],
-    slots: tuple[str, ...],
-    use_locking: bool = False,
-    rated: bool = False,
-) -> list[Any]:
-    rule, rest = _rated(jax.numpy, config, rest, rated)
+def _updated(jax: Any, variable: Any, *rest: Any, slots: tuple[str, ...], **how: Any) -> list[Any]:
+    rule, rest = _rated(jax.numpy, rest, **how)
     *state, gradient, step = rest
     old = [variable, *state]
     arrays: list[Any] = [FunctionalArray(one.reshape(-1)) for one in old]  # in place of NumPy's
     g: Any = FunctionalArray(gradient.reshape(-1))
     number: Any = FunctionalArray(step)
-    if rated:
+    if how.get("rated"):
         rule.learning_rate = FunctionalArray(rule.learning_rate)
     rule.apply(arrays[0], g, dict(zip(slots, arrays[1:], strict=True)), number)
     return [new.value.reshape(one.shape) for new, one in zip(arrays, old, strict=True)]
