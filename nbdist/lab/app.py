@@ -10,16 +10,7 @@ from typing import Any
 
 from jupyter_server.extension.application import ExtensionApp
 
-from nbdist.lab.handlers.act import (
-    CleanHandler,
-    ClusterCommandHandler,
-    ClusterHandler,
-    NewClusterHandler,
-    RunCommandHandler,
-    RunLabelsHandler,
-    RunTensorBoardHandler,
-    SweepCommandHandler,
-)
+from nbdist.lab.handlers import act
 from nbdist.lab.handlers.base import NotFoundHandler
 from nbdist.lab.handlers.read import AboutHandler, RunFileHandler, RunHandler, StateHandler, SweepHandler
 from nbdist.lab.service import SERVICE, Service
@@ -65,17 +56,17 @@ TABLE: tuple[tuple[str, type[Any]], ...] = (
     ("/?", AboutHandler),
     ("/state", StateHandler),
     ("/stream", Stream),
-    ("/clusters", NewClusterHandler),
-    (f"/clusters/{ID}", ClusterHandler),
-    (f"/clusters/{ID}/(grow|shrink|restart)", ClusterCommandHandler),
+    ("/clusters", act.NewClusterHandler),
+    (f"/clusters/{ID}", act.ClusterHandler),
+    (f"/clusters/{ID}/(grow|shrink|restart)", act.ClusterCommandHandler),
     (f"/runs/{ID}(/data|/output)?", RunHandler),
-    (f"/runs/{ID}/(stop|pause|resume|set)", RunCommandHandler),
-    (f"/runs/{ID}/labels", RunLabelsHandler),
-    ("/clean", CleanHandler),
+    (f"/runs/{ID}/(stop|pause|resume|set)", act.RunCommandHandler),
+    (f"/runs/{ID}/labels", act.RunLabelsHandler),
+    ("/clean", act.CleanHandler),
     (f"/runs/{ID}/files/(.+)", RunFileHandler),
-    (f"/runs/{ID}/tensorboard", RunTensorBoardHandler),
+    (f"/runs/{ID}/tensorboard", act.RunTensorBoardHandler),
     (f"/sweeps/{ID}(/data|/output)?", SweepHandler),
-    (f"/sweeps/{ID}/({'|'.join(REMOTE)})", SweepCommandHandler),
+    (f"/sweeps/{ID}/({'|'.join(REMOTE)})", act.SweepCommandHandler),
 )
 
 

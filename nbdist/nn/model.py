@@ -28,17 +28,7 @@ from nbdist.graph.scopes import Graph
 from nbdist.graph.serialize.onnx import write_onnx
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.keras_arguments import keras_arguments
-from nbdist.nn import calling, losses, saving
-from nbdist.nn.batches import (
-    PREDICT_ROWS,
-    evaluation_batches,
-    example_shape,
-    named_in_errors,
-    one_pass,
-    require_number_dtypes,
-    require_numbers,
-    training_batches,
-)
+from nbdist.nn import batches, calling, losses, saving
 from nbdist.nn.layers import Layer, check_layers, layer_from_config
 from nbdist.nn.measures import Measure
 from nbdist.nn.metrics import get as get_metric
@@ -242,22 +232,22 @@ class Model:
         """
         epochs, steps_per_epoch = fit_counts(epochs, steps_per_epoch)
         callbacks = own_callbacks(callbacks, self)
-        dataset = training_batches(data, y, batch_size)
-        require_numbers("fit", dataset)
+        dataset = batches.training_batches(data, y, batch_size)
+        batches.require_numbers("fit", dataset)
         self._calls.finish()
         objective = self._objective_for(dataset)
-        objective.to_check = one_pass(dataset) if steps_per_epoch is None else math.inf
+        objective.to_check = batches.one_pass(dataset) if steps_per_epoch is None else math.inf
         check: Callable[[Sequence[Array]], dict[str, float]] | None = None
         if validation_data is not None:
-            held_out = evaluation_batches(validation_data)
-            with named_in_errors("validation data"):
-                require_numbers("fit", held_out)
+            held_out = batches.evaluation_batches(validation_data)
+            with batches.named_in_errors("validation data"):
+                batches.require_numbers("fit", held_out)
                 objective.check_spec(held_out.element_spec)
                 if isinstance(validation_data, (tuple, list)):  # in memory, so all of it is checked
                     objective.check((np.asarray(validation_data[0]), np.asarray(validation_data[1])))
 
             def validate(values: Sequence[Array]) -> dict[str, float]:
-                with named_in_errors("validation data"):
+                with batches.named_in_errors("validation data"):
                     return self._evaluate(held_out, objective, values)
 
             check = validate
@@ -295,8 +285,8 @@ class Model:
         >>> model.evaluate(np.ones((4, 3)), np.array([0, 0, 0, 1]))
         {'loss': 0.6931471824645996, 'accuracy': 0.75}
         """
-        dataset = evaluation_batches(data if y is None else (data, y))
-        require_numbers("evaluate", dataset)
+        dataset = batches.evaluation_batches(data if y is None else (data, y))
+        batches.require_numbers("evaluate", dataset)
         objective = self._objective_for(dataset)
         self._calls.refresh()
         return self._evaluate(dataset, objective, objective.arrays)
@@ -314,7 +304,7 @@ class Model:
                 "np.concatenate([model.predict(x) for x in dataset])"
             )
         x = np.asarray(x)
-        require_number_dtypes("predict", [x.dtype])
+        batches.require_number_dtypes("predict", [x.dtype])
         if self._network is None:
             self.build(x.shape[1:])
         network = self._in_its_precision()
@@ -325,8 +315,8 @@ class Model:
         x = np.ascontiguousarray(x, network.x.dtype)
         weights = self.weights
         out = np.empty((len(x), *(n or 0 for n in network.predicted.shape[1:])), network.predicted.dtype)
-        for start in range(0, len(x), PREDICT_ROWS):
-            part = x[start : start + PREDICT_ROWS]
+        for start in range(0, len(x), batches.PREDICT_ROWS):
+            part = x[start : start + batches.PREDICT_ROWS]
             if len(part) not in self._predictors:
                 self._predictors[len(part)] = network.prediction(len(part), weights)
             out[start : start + len(part)] = self._predictors[len(part)](part)[0]
@@ -472,7 +462,7 @@ class Model:
     def _objective_for(self, dataset: Dataset) -> Objective:
         self._compiled()
         if self._network is None:
-            self.build(example_shape(dataset))
+            self.build(batches.example_shape(dataset))
         network = self._in_its_precision()
         if self._objective is None:
             assert self._loss is not None

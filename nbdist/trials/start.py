@@ -36,16 +36,8 @@ from nbdist.sweep.parse import as_space
 from nbdist.sweep.space import Space
 from nbdist.sweep.start import LONGEST_BODY, check_names, check_per_trial, open_sweep
 from nbdist.sweep.state import Ledger
+from nbdist.trials import store
 from nbdist.trials.protocol import SweepSpec
-from nbdist.trials.store import (
-    LOG,
-    Record,
-    engine_names_in,
-    new_sweep_folder,
-    read_about,
-    sweep_folder,
-    write_about,
-)
 from nbdist.trials.sweep import Sweep
 
 _sweeps: weakref.WeakSet[Sweep] = weakref.WeakSet()
@@ -108,7 +100,7 @@ def start_sweep(
     check_per_trial(per_trial, len(workers))
     ranks = [info.rank for info in workers]
     win(cluster, ranks)
-    folder = new_sweep_folder(name)
+    folder = store.new_sweep_folder(name)
     try:
         about = {
             "name": name,
@@ -125,9 +117,9 @@ def start_sweep(
             "autoreload": autoreloaded(),
             "owner": this_process(),
         }
-        write_about(folder, about)
-        log = EventLog.create(folder / LOG)
-        record = Record(folder, log, Ledger(opened), cluster)
+        store.write_about(folder, about)
+        log = EventLog.create(folder / store.LOG)
+        record = store.Record(folder, log, Ledger(opened), cluster)
         log.append(opened)
         sweep = Sweep(
             record, sweep_spec(folder, about, metric), trial, ranks, name, everyone=on is None,
@@ -253,8 +245,8 @@ def attach_sweep(
     FailedPreconditionError while another process drives it, if it has work left and lacks one of these, or if
     this process runs its trials and is given one; InvalidArgumentError for a ``trial`` where it was a cell.
     """
-    folder = sweep_folder(sweep)
-    about = read_about(folder)
+    folder = store.sweep_folder(sweep)
+    about = store.read_about(folder)
     if trial is not None:
         check_trial(trial)
         if not about["function"]:
@@ -268,17 +260,17 @@ def attach_sweep(
             say_if_other(trial, mine.ledger, sweep, report)
             return mine
         mine.leave()
-    log = EventLog.reopen(folder / LOG)
+    log = EventLog.reopen(folder / store.LOG)
     try:
         ledger = Ledger.of(log.found.events)
         if complaint := log.found.complaint():
-            report(f"{folder / LOG}: {complaint}")
+            report(f"{folder / store.LOG}: {complaint}")
         body: Any = trial if about["function"] else ledger.created.body
         say_if_other(trial, ledger, sweep, report)
-        record = Record(folder, log, ledger, cluster or its_cluster(about["cluster"]))
+        record = store.Record(folder, log, ledger, cluster or its_cluster(about["cluster"]))
         if record.has_work:
             with suppress(OSError):  # it only names the owner, for readers
-                write_about(folder, {**about, "owner": this_process()})
+                store.write_about(folder, {**about, "owner": this_process()})
         if record.has_work:
             record.cluster = record.cluster or any_cluster(report)
         same = record.cluster is not None and record.cluster.id == about["cluster"]
@@ -289,7 +281,7 @@ def attach_sweep(
             taken_over=True, everyone=everyone, push=push,
             pushes=about.get("push", ()),
         )  # fmt: skip
-        found.engine_names = engine_names_in(about)
+        found.engine_names = store.engine_names_in(about)
         found.begin()
     except BaseException:
         log.close()

@@ -27,28 +27,8 @@ from typing import Any
 from nbdist.checkpoint.manager import STATE_FILE
 from nbdist.cluster.description import living_incarnations
 from nbdist.errors import InvalidArgumentError, NotAllowedError, NotFoundError
-from nbdist.lab.readers.files import (
-    FolderList,
-    Mark,
-    ReplacedError,
-    find_home,
-    is_id,
-    mark_of,
-    racy,
-    read_bounded,
-)
+from nbdist.lab.readers import files, run_record
 from nbdist.lab.readers.run_curves import Budget, Curves
-from nbdist.lab.readers.run_record import (
-    MAX_PROGRESS_BYTES,
-    QUIET_SECONDS,
-    FolderStatus,
-    ReplicaProgress,
-    RunProgress,
-    browse_path,
-    ended_replicas,
-    item_of,
-    parse_progress,
-)
 from nbdist.metrics.event_file import FOLDER as TENSORBOARD
 from nbdist.metrics.run_folder import BODY, LONGEST
 from nbdist.run.history import LABELS, Labels, disk_bytes, read_labels
@@ -69,7 +49,7 @@ class Runs:
     def __init__(self, root: Path | None = None) -> None:
         self.problems: list[str] = []
         self._root = root
-        self._list = FolderList(MAX_RUNS)
+        self._list = files.FolderList(MAX_RUNS)
         self._cache: dict[str, RunCache] = {}
         self._folder: Path | None = None
         self._lock = threading.Lock()
@@ -101,7 +81,7 @@ class Runs:
         """Return one run's current item, also of a run too old for the list; raises `NotFoundError`."""
         with self._lock:
             folder, liveness, _ = self._begin()
-            if not is_id(run_id):
+            if not files.is_id(run_id):
                 raise InvalidArgumentError(
                     f"{run_id!r:.100} is not a run id (1 to 80 letters, digits, '-', '_' and '.')"
                 )
@@ -133,7 +113,7 @@ class Runs:
             return [one["id"] for one in items if one["cluster"] == cluster_id and one["status"] in ACTIVE]
 
     def _begin(self) -> tuple[Path | None, ClusterLiveness | None, list[str]]:
-        home, why = find_home()
+        home, why = files.find_home()
         if home is None:
             self._cache, self._folder = {}, None
             return None, None, [why] if why else []
@@ -184,10 +164,10 @@ NO_CURVE: tuple[list[int], list[float]] = ([], [])
 
 def find_browse_path(folder: Path, root: Path | None) -> str | None:
     """Return a folder's path in Jupyter's file browser, directly or with links resolved; or None."""
-    found = browse_path(folder, root)
+    found = run_record.browse_path(folder, root)
     if found is None and root is not None:
         with suppress(OSError, RuntimeError):  # RuntimeError: a loop of links
-            found = browse_path(folder.resolve(), root.resolve())
+            found = run_record.browse_path(folder.resolve(), root.resolve())
     return found
 
 
@@ -206,13 +186,13 @@ class RunCache:
 
     def _begin(self) -> None:
         """Clear the cache."""
-        self.progress = RunProgress(0, False)
+        self.progress = run_record.RunProgress(0, False)
         self._stamp: tuple[int, int] | None = None
         self._settled = False
         self._curves = Curves(self.folder)
         self._curve = NO_CURVE
-        self._marks: dict[str, Mark] = {}
-        self._reports: dict[int, ReplicaProgress] = {}
+        self._marks: dict[str, files.Mark] = {}
+        self._reports: dict[int, run_record.ReplicaProgress] = {}
         self._last_report = 0.0
         self._tensorboard = self._has_state = self._has_body = False
         self._labels = Labels()
@@ -228,7 +208,7 @@ class RunCache:
                 return
             if stamp != self._stamp:
                 self._scan()
-                self._stamp = None if racy(status) else stamp
+                self._stamp = None if files.racy(status) else stamp
             if self.record is not None:
                 self._read_logs(budget)
                 self._update(liveness)
@@ -265,7 +245,7 @@ class RunCache:
                 self._read_progress(name, int(found[1]), status.st_mtime)
 
     def _is_new(self, name: str, status: os.stat_result) -> bool:
-        mark = mark_of(status)
+        mark = files.mark_of(status)
         if self._marks.get(name) == mark:
             return False
         self._marks[name] = mark
@@ -274,7 +254,7 @@ class RunCache:
     def _read_record(self, changed: float) -> None:
         run_id = self.folder.name
         try:
-            record = RunRecord.parse(run_id, read_bounded(self.folder / "run.json", LONGEST), changed)
+            record = RunRecord.parse(run_id, files.read_bounded(self.folder / "run.json", LONGEST), changed)
         except NotAllowedError as error:
             record = damaged(run_id, str(error), changed)
         except OSError as error:
@@ -282,13 +262,15 @@ class RunCache:
             record = damaged(run_id, f"it cannot be read: {error.strerror}", changed)
         before, self.record = self.record, replace(record, code="")  # it may be long, and no item shows it
         if before is None or (before.workers, before.synchronous) != (record.workers, record.synchronous):
-            self.progress = RunProgress(max(1, len(record.workers)), record.synchronous)
+            self.progress = run_record.RunProgress(max(1, len(record.workers)), record.synchronous)
             for number, report in self._reports.items():
                 self._add(number, report)
 
     def _read_progress(self, name: str, number: int, changed: float) -> None:
         try:
-            report = parse_progress(read_bounded(self.folder / name, MAX_PROGRESS_BYTES))
+            report = run_record.parse_progress(
+                files.read_bounded(self.folder / name, run_record.MAX_PROGRESS_BYTES)
+            )
         except (OSError, NotAllowedError):
             self._marks.pop(name, None)
             return
@@ -298,7 +280,7 @@ class RunCache:
             if self.record is not None:
                 self._add(number, report)
 
-    def _add(self, number: int, report: ReplicaProgress) -> None:
+    def _add(self, number: int, report: run_record.ReplicaProgress) -> None:
         index = self.index_of(number)
         if index is not None:
             self.progress.add(index, report, time.monotonic())
@@ -314,8 +296,8 @@ class RunCache:
         try:
             if self._curves.read(budget):
                 over = self.record is not None and self.record.status == "finished"
-                self._curve = self._curves.curve(ended_replicas(self._reports, over))
-        except ReplacedError:
+                self._curve = self._curves.curve(run_record.ended_replicas(self._reports, over))
+        except files.ReplacedError:
             paths, self._curves, self._curve = self._curves.paths, Curves(self.folder), NO_CURVE
             self._curves.set_files(paths)
 
@@ -324,14 +306,14 @@ class RunCache:
         assert record is not None
         self.progress.advance(time.monotonic())
         reachable = record.active and liveness.can_continue(record)
-        quiet = time.time() - self._last_report > QUIET_SECONDS
+        quiet = time.time() - self._last_report > run_record.QUIET_SECONDS
         notes: list[str] = []
         if curves.left:
             if curves.size > LONG:
                 notes = [f"its logs are still being read: {curves.left / 1e6:,.0f} MB remain"]
         elif not (record.active and reachable):
             notes = curves.problems()
-        folder_status = FolderStatus(
+        folder_status = run_record.FolderStatus(
             folder=str(self.folder),
             browse=self._browse,
             tensorboard=self._tensorboard,
@@ -346,7 +328,7 @@ class RunCache:
             bytes=None if reachable else disk_bytes(self.folder),
             resumable=self._has_body and (self._has_state or bool(record.resumed_from)),
         )
-        item = item_of(record, self.progress, folder_status)
+        item = run_record.item_of(record, self.progress, folder_status)
         if item != self.item:
             self.item = item
         self._settled = not reachable and not curves.left
@@ -356,6 +338,6 @@ class RunCache:
         before = self.item
         self._begin()
         self.record = damaged(self.folder.name, why, 0.0 if before is None else before["created"])
-        self.item = item_of(self.record, self.progress, FolderStatus(
+        self.item = run_record.item_of(self.record, self.progress, run_record.FolderStatus(
             str(self.folder), self._browse, False, False, True, None, NO_CURVE, None, [], 1
         ))  # fmt: skip

@@ -16,16 +16,7 @@ from typing import Any
 
 from nbdist.errors import DataLossError, InvalidArgumentError, NbdistError, NotFoundError
 from nbdist.json_values import mapping, number, text
-from nbdist.lab.readers.files import (
-    FolderList,
-    Mark,
-    ReplacedError,
-    Tail,
-    find_home,
-    is_id,
-    mark_of,
-    read_bounded,
-)
+from nbdist.lab.readers import files
 from nbdist.lab.readers.run_curves import Budget
 from nbdist.lab.readers.run_record import (
     LONGEST_ERROR,
@@ -55,7 +46,7 @@ class Sweeps:
 
     def __init__(self) -> None:
         self.problems: list[str] = []
-        self._list = FolderList(MAX_SWEEPS)
+        self._list = files.FolderList(MAX_SWEEPS)
         self._cache: dict[str, SweepCache] = {}
         self._folder: Path | None = None
         self._lock = threading.Lock()
@@ -95,7 +86,7 @@ class Sweeps:
         Raises `NotFoundError`, `InvalidArgumentError`, and `DataLossError` if its log cannot be read.
         """
         with self._lock:
-            if not is_id(sweep_id):
+            if not files.is_id(sweep_id):
                 raise InvalidArgumentError(
                     f"{sweep_id!r:.100} is not a sweep id (1 to 80 letters, digits, '-', '_' and '.')"
                 )
@@ -110,7 +101,7 @@ class Sweeps:
         raise NotFoundError(f"no sweep {sweep_id!r} in {folder or 'NBDIST_HOME, which does not exist'}")
 
     def _begin(self) -> tuple[Path | None, list[str]]:
-        home, why = find_home()
+        home, why = files.find_home()
         folder = None if home is None else home / "sweeps"
         if folder != self._folder:
             self._cache, self._folder = {}, folder
@@ -151,17 +142,17 @@ class SweepCache:
         self.reason = ""
         """The reason why it was closed, if it was."""
         self.holder: int | None = None
-        self._tail = Tail[EventLogPart](self.folder / LOG, FORMAT, parse)
-        self._mark: Mark | None = None
+        self._tail = files.Tail[EventLogPart](self.folder / LOG, FORMAT, parse)
+        self._mark: files.Mark | None = None
         self._over = False
         self._about: Mapping[str, Any] = {}
-        self._about_mark: Mark | None = None
+        self._about_mark: files.Mark | None = None
         self._unread = 0
 
     def poll(self, budget: Budget, keep: bool = False) -> None:
         """Read new events within the budget; with ``keep`` the ledger is kept also after the sweep's end."""
         try:
-            mark = mark_of(os.stat(self.folder / LOG, follow_symlinks=False))
+            mark = files.mark_of(os.stat(self.folder / LOG, follow_symlinks=False))
             if self._over:
                 if mark == self._mark and not (keep and self.ledger is None):
                     return
@@ -174,7 +165,7 @@ class SweepCache:
             self._update(keep)
         except (FileNotFoundError, NotADirectoryError):
             self.removed = True
-        except ReplacedError:
+        except files.ReplacedError:
             self._begin()
         except OSError as error:  # transient: read it again at the next poll
             self._break(f"{self.folder.name} cannot be read: {error.strerror or error}")
@@ -211,9 +202,9 @@ class SweepCache:
 
     def _read_about(self) -> None:
         try:
-            mark = mark_of(os.stat(self.folder / ABOUT, follow_symlinks=False))
+            mark = files.mark_of(os.stat(self.folder / ABOUT, follow_symlinks=False))
             if mark != self._about_mark:
-                self._about = mapping(json.loads(read_bounded(self.folder / ABOUT, MOST_ABOUT)))
+                self._about = mapping(json.loads(files.read_bounded(self.folder / ABOUT, MOST_ABOUT)))
                 self._about_mark = mark
         except (OSError, ValueError, RecursionError, NbdistError):
             self._about = {}
