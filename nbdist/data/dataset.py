@@ -585,8 +585,7 @@ class Dataset:
         >>> list(Dataset.range(3).map(lambda number: number * 10, num_parallel_calls=2))
         [np.int64(0), np.int64(10), np.int64(20)]
         """
-        if not callable(function):
-            raise InvalidArgumentError(f"map takes a function of an element, got {function!r}")
+        _check_function("map", function)
         stage, how = self._stage, arguments.one_of("on_error", on_error, ON_ERROR)
         step: Step = ("map",)
         if workers is not None:
@@ -602,17 +601,13 @@ class Dataset:
         elif num_parallel_calls is None:
             execution = Execution(name_of(function))
             made = partial(elements.mapped, stage.blocks, stage.rows, function, how)
-        elif num_parallel_calls == AUTOTUNE:
-            execution = Execution(name_of(function), 1, buffer=2, tunes=True)
-            tuner = CallsTuner(count_cores())
-            made = partial(
-                parallel.tuned_map, stage.blocks, stage.rows, function, tuner, bool(deterministic), how
-            )
         else:
-            threads = whole_number("map: num_parallel_calls", num_parallel_calls, 1)
-            execution = Execution(name_of(function), threads, buffer=2 * threads)
+            tunes = num_parallel_calls == AUTOTUNE
+            threads = 1 if tunes else whole_number("map: num_parallel_calls", num_parallel_calls, 1)
+            execution = Execution(name_of(function), threads, buffer=2 * threads, tunes=tunes)
+            calls = CallsTuner(count_cores()) if tunes else threads
             made = partial(
-                parallel.mapped, stage.blocks, stage.rows, function, threads, bool(deterministic), how
+                parallel.mapped, stage.blocks, stage.rows, function, calls, bool(deterministic), how
             )
         left = stage.count if how == "raise" or stage.count == math.inf else None
         return self._then(step, made, execution, rows=None, spec=None, count=left)
@@ -623,8 +618,7 @@ class Dataset:
         >>> list(Dataset.range(5).filter(lambda number: number % 2 == 0).batch(3))
         [array([0, 2, 4])]
         """
-        if not callable(predicate):
-            raise InvalidArgumentError(f"filter takes a function of an element, got {predicate!r}")
+        _check_function("filter", predicate)
         made = partial(elements.filtered, self._stage.blocks, self._stage.rows, predicate)
         return self._then(("filter",), made, Execution(name_of(predicate)), count=None)
 
@@ -696,8 +690,7 @@ class Dataset:
         >>> [int(n) for n in Dataset.from_arrays(np.array([0, 10])).interleave(inner, cycle_length=2)]
         [0, 10, 1, 11]
         """
-        if not callable(function):
-            raise InvalidArgumentError(f"interleave takes a function of an element, got {function!r}")
+        _check_function("interleave", function)
         cycle = whole_number("interleave: cycle_length", cycle_length, 1)
         block = whole_number("interleave: block_length", block_length, 1)
         token = secrets.randbits(63)
@@ -761,8 +754,7 @@ class Dataset:
         >>> [int(n) for n in sums]
         [0, 1, 3, 6]
         """
-        if not callable(function):
-            raise InvalidArgumentError(f"scan takes a function of (state, element), got {function!r}")
+        _check_function("scan", function, "(state, element)")
         made = partial(elements.scanned, self._stage.blocks, self._stage.rows, initial_state, function)
         return self._then(("scan",), made, Execution(name_of(function)), rows=None, spec=None)
 
@@ -822,8 +814,7 @@ class Dataset:
         >>> [batch.shape for batch in words.bucket_by_length(len, [5], [2, 2])]
         [(2, 2), (2, 9)]
         """
-        if not callable(length_of):
-            raise InvalidArgumentError(f"bucket_by_length takes a function of an element, got {length_of!r}")
+        _check_function("bucket_by_length", length_of)
         edges = [
             whole_number("bucket_by_length: a boundary", edge, 1)
             for edge in arguments.members("bucket_by_length: boundaries", boundaries, "whole numbers")
@@ -1174,6 +1165,11 @@ def _datasets(what: str, given: Any) -> list[Dataset]:
     if not found:
         raise InvalidArgumentError(f"{what} takes at least one dataset")
     return found
+
+
+def _check_function(what: str, given: Any, of: str = "an element") -> None:
+    if not callable(given):
+        raise InvalidArgumentError(f"{what} takes a function of {of}, got {given!r}")
 
 
 def _open_inner(function: Callable[..., Any], element: Any, run: Pass) -> Iterator[Any]:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import replace
@@ -92,19 +92,7 @@ def drain(ready: queue.Queue[T] | queue.SimpleQueue[T]) -> list[T]:
             return found
 
 
-@contextmanager
-def pool(run: Pass, threads: int) -> Iterator[ThreadPoolExecutor]:
-    """Return threads that end with the block, or with the pass; what has begun is not waited for."""
-    executor = ThreadPoolExecutor(threads, thread_name_prefix="nbdist-data")
-
-    def stop() -> None:
-        executor.shutdown(wait=False, cancel_futures=True)
-
-    with run.resources.held(stop):
-        yield executor
-
-
-class TunedPool:
+class Pool:
     """Threads that call a function; their number may change. It has the face of an executor."""
 
     def __init__(self) -> None:
@@ -151,56 +139,31 @@ class TunedPool:
             del work, future, call  # an element would stay until the next one
 
 
+@contextmanager
+def pool(run: Pass, threads: int) -> Iterator[Pool]:
+    """Return threads that end with the block, or with the pass; what has begun is not waited for."""
+    made = Pool()
+    with run.resources.held(made.stop):
+        made.resize(threads)
+        yield made
+
+
 def mapped(
     upstream: Blocks,
     rows: Rows | None,
     function: Callable[..., Any],
-    threads: int,
+    calls: int | CallsTuner,
     deterministic: bool,
     on_error: str,
     run: Pass,
 ) -> Iterator[Block]:
-    """Yield ``function`` of each element, made by threads; as they are ready if not ``deterministic``."""
-    counter, clock = run.counter, time.perf_counter
+    """Yield ``function`` of each element, made by threads; as they are ready if not ``deterministic``.
 
-    def call(number: int, element: Any) -> tuple[Any, float]:
-        began = clock()
-        try:
-            return apply(function, element), clock() - began
-        except Exception as error:
-            raise noted(error, function, number) from None
-
-    # Twice as many are under way as there are threads, so that none waits for the consumer.
-    with pool(run, threads) as executor:
-        calls = _calls(executor.submit, call, upstream, rows, run)
-        waiting = deque(itertools.islice(calls, 2 * threads))
-        while waiting:
-            if counter is not None:
-                counter.take(partial(_done, waiting))
-            done, take = waiting.popleft() if deterministic else _first_done(waiting)
-            error = done.exception()
-            take()
-            waiting.extend(itertools.islice(calls, 1))
-            if isinstance(error, Exception):
-                run.leave_out(error, on_error)
-                continue
-            result, seconds = done.result()
-            if counter is not None:
-                counter.called(seconds)
-            yield [result]
-
-
-def tuned_map(
-    upstream: Blocks,
-    rows: Rows | None,
-    function: Callable[..., Any],
-    tuner: CallsTuner,
-    deterministic: bool,
-    on_error: str,
-    run: Pass,
-) -> Iterator[Block]:
-    """Yield what `mapped` yields, made by as many threads as ``tuner`` says."""
+    ``calls`` of them run at once, or as many as the tuner says.
+    """
     counter, clock, processor = run.counter, time.perf_counter, time.thread_time
+    tuner = calls if isinstance(calls, CallsTuner) else None
+    threads = calls if isinstance(calls, int) else calls.calls
 
     def call(number: int, element: Any) -> tuple[Any, float, float]:
         began, computed = clock(), processor()
@@ -209,16 +172,15 @@ def tuned_map(
         except Exception as error:
             raise noted(error, function, number) from None
 
-    workers = TunedPool()
-    with run.resources.held(workers.stop):
-        calls = _calls(workers.submit, call, upstream, rows, run)
-        workers.resize(tuner.calls)
-        waiting = deque(itertools.islice(calls, 2 * tuner.calls))
+    with pool(run, threads) as workers:
+        incoming = _calls(workers.submit, call, upstream, rows, run)
+        # Twice as many are under way as there are threads, so that none waits for the consumer.
+        waiting = deque(itertools.islice(incoming, 2 * threads))
         began, first = clock(), True
         made, waited, busy, computed = 0, 0.0, 0.0, 0.0
         while waiting:
             if counter is not None:
-                counter.threads, counter.buffer = tuner.calls, 2 * tuner.calls
+                counter.threads, counter.buffer = threads, 2 * threads
                 counter.take(partial(_done, waiting))
             asked = clock()
             done, take = waiting.popleft() if deterministic else _first_done(waiting)
@@ -226,21 +188,23 @@ def tuned_map(
             take()
             if isinstance(error, Exception):
                 run.leave_out(error, on_error)
-                waiting.extend(itertools.islice(calls, 1))
+                waiting.extend(itertools.islice(incoming, 1))
                 continue
             result, seconds, on_processor = done.result()
-            now = clock()
-            made, waited = made + 1, waited + now - asked
-            busy, computed = busy + seconds, computed + on_processor
             if counter is not None:
                 counter.called(seconds)
-            if first:
-                tuner.bound(size_of(result), memory_budget())
-                first = False
-            if tuner.due(made, now - began):
-                workers.resize(tuner.measured(made, now - began, waited, busy, computed))
-                began, made, waited, busy, computed = now, 0, 0.0, 0.0, 0.0
-            waiting.extend(itertools.islice(calls, max(0, 2 * tuner.calls - len(waiting))))
+            if tuner is not None:
+                now = clock()
+                made, waited = made + 1, waited + now - asked
+                busy, computed = busy + seconds, computed + on_processor
+                if first:
+                    tuner.bound(size_of(result), memory_budget())
+                    first = False
+                if tuner.due(made, now - began):
+                    workers.resize(tuner.measured(made, now - began, waited, busy, computed))
+                    began, made, waited, busy, computed = now, 0, 0.0, 0.0, 0.0
+                threads = tuner.calls
+            waiting.extend(itertools.islice(incoming, max(0, 2 * threads - len(waiting))))
             yield [result]
 
 

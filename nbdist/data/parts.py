@@ -20,7 +20,7 @@ from nbdist.data.blocks import Block, Blocks, Pass
 from nbdist.data.dataset import Dataset
 from nbdist.data.meter import Measured
 
-MAPS = (elements.mapped, parallel.mapped, parallel.tuned_map, processes.mapped)
+MAPS = (elements.mapped, parallel.mapped, processes.mapped)
 
 
 def part_of(dataset: Dataset, parts: int, index: int, first: int = 0) -> Dataset:

@@ -109,7 +109,7 @@ def settled(view: LiveView) -> bool:
     """Whether a page has drawn all that there is."""
     feed = view.feed
     unread = feed.store.entries_since(feed.cursor)[0] != feed.cursor  # points came while no page looked
-    to_send = view.snapshot_wanted or view.status_is_new or feed.waiting or feed.changed or unread
+    to_send = view.snapshot_wanted or view.new or feed.waiting or feed.changed or unread
     return bool(view.flow.visible_views) and not (to_send or view.flow.in_flight)
 
 

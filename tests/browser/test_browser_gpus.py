@@ -22,7 +22,7 @@ from gpus_to_show import Gpus3, slow_input
 shown, gpus = LiveDisplay(store, workers(3), "digits on GPUs", total_steps=600), Gpus3(store)
 shown.show()
 await looked_at(shown)
-shown.gpus(gpus.measure(150))
+shown.put("gpus", gpus.measure(150))
 shown.progress(gpus.words | {{"input": slow_input()}})
 await feed(shown, store, 3, 600, seconds=0.5, until=lambda: drawn(shown) and Path({seen!r}).exists())
 over_time = gpus.measure(30)

@@ -88,7 +88,7 @@ def test_more_threads_come_while_calls_wait_and_they_end_with_the_pass() -> None
 
     run, source = Pass(), Dataset.range(201)._stage
     made = [
-        block[0] for block in parallel.tuned_map(source.blocks, source.rows, waits, tuner, True, "raise", run)
+        block[0] for block in parallel.mapped(source.blocks, source.rows, waits, tuner, True, "raise", run)
     ]
     assert made == list(range(201))
     for one in set(threading.enumerate()) - before:

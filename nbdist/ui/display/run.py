@@ -46,6 +46,7 @@ from nbdist.ui.frozen.run import ALONE, frozen
 from nbdist.ui.frozen.summary import (
     Mark,
     MarkKind,
+    Part,
     Summary,
     last_and_best,
     number,
@@ -56,7 +57,7 @@ from nbdist.ui.frozen.summary import (
 )
 from nbdist.ui.gpus import Gpus, gpus_over_time
 from nbdist.ui.input_pipeline import input_shown
-from nbdist.ui.pictures import Entries, entries_of
+from nbdist.ui.pictures import entries_of
 from nbdist.ui.transcript import Transcript, after_returns, latest_return
 from nbdist.ui.widgets.controls import KINDS, Callback, PageControls
 from nbdist.ui.widgets.run_feed import NOT_CURVES, plan_charts
@@ -83,7 +84,7 @@ def place() -> Place:
 
 
 class LiveDisplay:
-    """One run's output. Any thread may call `progress`, `mark`, `output` and `tick_from_any_thread`; only the
+    """One run's output. Any thread may call `progress`, `put`, `output` and `tick_from_any_thread`; only the
     kernel's main thread may call the other methods.
 
     ``report`` takes the lines if there is no page (default: print); ``again`` is the command that follows the
@@ -114,9 +115,7 @@ class LiveDisplay:
         self.ticked = float("-inf")
         self.transcripts = {task: Transcript() for task in tasks}
         self.status: Mapping[str, Any] = {}
-        self.marks: Sequence[Mark] = ()
-        self.over_time: Gpus = []
-        self.summaries: Entries = []
+        self.beside: dict[Part, Sequence[Any]] = {}
         self.controls = PageControls()
         self.line_due = float("-inf")
         self.show_due: float | None = None
@@ -136,9 +135,8 @@ class LiveDisplay:
             return
         self.view = self._make_view()
         self.view.progress(self.status)
-        self.view.mark(self.marks)
-        self.view.gpus(self.over_time)
-        self.view.pictures(self.summaries)
+        for part, value in self.beside.items():
+            self.view.put(part, value)
         ipython.display(self.view, display_id=self.display_id)
 
     def _make_view(self) -> LiveView:
@@ -163,9 +161,9 @@ class LiveDisplay:
             view = self._make_view()
             ipython.display(view)
             view.progress(self.status)
-            view.mark(summary.marks)
-            view.gpus(list(map(dict, summary.gpus)))
-            view.pictures(list(map(dict, summary.pictures)))
+            view.put("marks", summary.marks)
+            view.put("gpus", list(map(dict, summary.gpus)))
+            view.put("pictures", list(map(dict, summary.pictures)))
             view.finish(summary.state)
             view.close_when_left()  # the output itself, so that a slow page needs no further message
 
@@ -207,26 +205,12 @@ class LiveDisplay:
             if self.view is not None:
                 self.view.set_tasks(tasks)
 
-    def mark(self, marks: Sequence[Mark]) -> None:
-        """Set the marks on the curves."""
+    def put(self, part: Part, value: Sequence[Any]) -> None:
+        """Set what is shown beside the curves (see `LiveView.put`)."""
         with self.lock:
-            self.marks = marks
+            self.beside[part] = value
             if self.view is not None:
-                self.view.mark(marks)
-
-    def gpus(self, gpus: Gpus) -> None:
-        """Set the GPUs of the replicas over time (see `nbdist.ui.gpus`)."""
-        with self.lock:
-            self.over_time = gpus
-            if self.view is not None:
-                self.view.gpus(gpus)
-
-    def pictures(self, entries: Entries) -> None:
-        """Set the histograms and images of the summaries (see `nbdist.ui.pictures`)."""
-        with self.lock:
-            self.summaries = entries
-            if self.view is not None:
-                self.view.pictures(entries)
+                self.view.put(part, value)
 
     def output(self, task: str, printed: str) -> None:
         """Append what a task printed."""
@@ -326,15 +310,15 @@ class RunView:
         """Update the view with the run's progress."""
         self._display.set_tasks(self._tasks)
         if self._marks.see(standing, self._tasks, time.monotonic()):
-            self._display.mark(self._marks.all())
+            self._display.put("marks", self._marks.all())
         samples: list[object] = [replica.gpu for replica in standing.replicas]
         now = time.monotonic()
         if samples != self._gpus and now >= self._gpus_due:  # each task measures at a time of its own
             self._gpus, self._gpus_due = samples, now + GPUS_EVERY
-            self._display.gpus(gpus_of(self._run, standing))
+            self._display.put("gpus", gpus_of(self._run, standing))
         if self._run.gallery.version != self._pictures and now >= self._pictures_due:
             self._pictures, self._pictures_due = self._run.gallery.version, now + PICTURES_EVERY
-            self._display.pictures(entries_of(self._run.gallery))
+            self._display.put("pictures", entries_of(self._run.gallery))
         if now >= self._input_due:
             self._input, self._input_due = input_of(standing, self._tasks), now + INPUT_EVERY
         devices = self._run.replica_devices(standing)

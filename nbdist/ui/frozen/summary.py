@@ -11,6 +11,7 @@ from nbdist.metrics.run_folder import duration
 from nbdist.numbers import is_whole
 
 MarkKind = Literal["rate", "pause", "checkpoint", "lost", "restart"]
+Part = Literal["marks", "gpus", "pictures"]  # what is shown beside the curves
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,7 @@ from nbdist.metrics.store import RunStore
 from nbdist.run.progress import ABSENT
 from nbdist.text import clip
 from nbdist.ui.formatting import jsonable
-from nbdist.ui.frozen.summary import Mark
-from nbdist.ui.gpus import Gpus
-from nbdist.ui.pictures import Entries
+from nbdist.ui.frozen.summary import Part
 from nbdist.ui.transcript import Transcript
 from nbdist.ui.widgets.base import StreamingView
 from nbdist.ui.widgets.controls import KINDS, Callback, PageControls
@@ -65,13 +63,9 @@ class LiveView(StreamingView):
         self.head |= {"total": total_steps, "again": again}
         self.controls = controls or PageControls()
         self.status: dict[str, Any] = {"state": "starting"}
-        self.status_is_new = True
-        self.marks: list[dict[str, Any]] = []
-        self.marks_are_new = False
-        self.over_time: Gpus = []
-        self.gpus_are_new = False
-        self.summaries: Entries = []
-        self.pictures_are_new = False
+        self.beside: dict[Part, Any] = {}
+        self.new: set[str] = {"progress"}
+        """The parts that the page does not have: "progress", and those beside the curves."""
         self.transcripts = {task: Transcript() for task in tasks} if transcripts is None else transcripts
         self.shown: dict[str, tuple[int, str]] = {}
         """By task: the position in its transcript, and the open line, that the page has."""
@@ -99,7 +93,7 @@ class LiveView(StreamingView):
         (seconds of a step by part: data, compute, exchange, wait).
         """
         self.status = {**self.status, **jsonable(status)}
-        self.status_is_new = True
+        self.new.add("progress")
         if (replicas := status.get("per_replica")) is not None:
             self.feed.lost = frozenset(i for i, one in replicas.items() if one.get("state") in ABSENT)
 
@@ -108,18 +102,16 @@ class LiveView(StreamingView):
         self.head["tasks"] = list(tasks)
         self.snapshot_wanted = True
 
-    def mark(self, marks: Iterable[Mark]) -> None:
-        """Set the marks on the curves: events and their steps."""
-        self.marks, self.marks_are_new = [asdict(mark) for mark in marks], True
+    def put(self, part: Part, value: Sequence[Any]) -> None:
+        """Set what is shown beside the curves.
 
-    def gpus(self, gpus: Gpus) -> None:
-        """Set the GPUs of the replicas over time (see `nbdist.ui.gpus`)."""
-        self.gpus_are_new = self.gpus_are_new or gpus != self.over_time
-        self.over_time = gpus
-
-    def pictures(self, entries: Entries) -> None:
-        """Set the histograms and images of the run's summaries (see `nbdist.ui.pictures`)."""
-        self.summaries, self.pictures_are_new = entries, True
+        ``marks`` on them (`Mark`: events and their steps), the ``gpus`` of the replicas over time (see
+        `nbdist.ui.gpus`), or the ``pictures`` of the run's summaries (see `nbdist.ui.pictures`).
+        """
+        shown = [asdict(mark) for mark in value] if part == "marks" else value
+        if shown != self.beside.get(part, []):
+            self.beside[part] = shown
+            self.new.add(part)
 
     def output(self, task: str, text: str) -> None:
         """Append text that a task has printed."""
@@ -174,14 +166,11 @@ class LiveView(StreamingView):
                 "charts": self._charts(),
                 "series": self.feed.names,
             }
-        if snapshot or self.status_is_new:
+        if snapshot or "progress" in self.new:
             content["progress"] = self.status
-        if self.marks_are_new or (snapshot and self.marks):
-            content["marks"] = self.marks
-        if self.gpus_are_new or (snapshot and self.over_time):
-            content["gpus"] = self.over_time
-        if self.pictures_are_new or (snapshot and self.summaries):
-            content["pictures"] = self.summaries
+        for part, shown in self.beside.items():
+            if part in self.new or (snapshot and shown):
+                content[part] = shown
         if available := self.available.news(self.feed.store.series, now, anew=snapshot):
             content["available"] = available
         if printed := self._new_output(snapshot):
@@ -189,8 +178,8 @@ class LiveView(StreamingView):
         if not (len(content) > 2 or update.parts):
             return
         content["replaced"] = update.replaced
-        self.snapshot_wanted = self.status_is_new = self.marks_are_new = False
-        self.gpus_are_new = self.pictures_are_new = False
+        self.snapshot_wanted = False
+        self.new.clear()
         self._send_numbered(content, update, now)
 
     def _send_numbered(self, content: dict[str, Any], update: RunUpdate, now: float) -> None:
