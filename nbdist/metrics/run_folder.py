@@ -164,13 +164,13 @@ def parse_run(run_id: str, data: bytes, changed: float | None = None) -> tuple[R
     content, damage = _parsed(run_id, data)
     values = {}
     for name, value in content.items():
-        valid = _VALID.get(name)
-        if valid is None:  # a newer nbdist may have written more
+        if name not in _VALID:  # a newer nbdist may have written more
             continue
+        valid, expected = _VALID[name]
         if valid(value):
             values[name] = value
         else:
-            damage = damage or f"its {name!r} is {value!r:.60}, and should be {_EXPECTED[valid]}"
+            damage = damage or f"its {name!r} is {value!r:.60}, and should be {expected}"
     if not values or ("status" not in values and "status" in content):
         return RunFile(
             run_id, status="damaged", created=created, error=f"run.json is damaged: {damage}"
@@ -193,56 +193,33 @@ def _parsed(run_id: str, data: bytes) -> tuple[Mapping[str, Any], str]:
     return content, ""
 
 
+_Rule = tuple[Callable[[Any], bool], str]
+"""Whether a value is valid, and what it should be."""
+
+
 def _is_time(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LATEST
 
 
-def _is_time_or_none(value: object) -> bool:
-    return value is None or _is_time(value)
-
-
-def _is_seconds(value: object) -> bool:
-    return _is_time(value)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_status(value: object) -> bool:
-    return value in STATUSES
-
-
-def _is_whole_or_none(value: object) -> bool:
-    return value is None or is_whole(value)
-
-
-def _is_flag_or_none(value: object) -> bool:
-    return value is None or isinstance(value, bool)
-
-
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_list_of_mappings(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(one, dict) for one in value)
-
-
-_Check = Callable[[object], bool]
-_VALID: Mapping[str, _Check] = {
-    "id": _is_text, "name": _is_text, "kind": _is_text, "created": _is_time, "ended": _is_time_or_none,
-    "status": _is_status, "error": _is_text, "code": _is_text, "seed": _is_whole_or_none,
-    "versions": _is_mapping, "cluster": _is_mapping, "options": _is_mapping, "trained": _is_flag_or_none,
-    "paused": _is_seconds, "resumed_from": _is_text, "restarts": _is_list_of_mappings,
-    "resizes": _is_list_of_mappings, "devices": _is_list_of_mappings,
-}  # fmt: skip
-_EXPECTED: Mapping[_Check, str] = {
-    _is_status: f"one of {', '.join(STATUSES)} (a newer nbdist may have written it)",
-    _is_text: "a text", _is_time: "a time in seconds since 1970", _is_whole_or_none: "a whole number or null",
-    _is_time_or_none: "a time in seconds since 1970, or null", _is_mapping: "an object",
-    _is_flag_or_none: "true, false or null", _is_seconds: "a number of seconds",
-    _is_list_of_mappings: "a list of objects",
+_TEXT: _Rule = (lambda value: isinstance(value, str)), "a text"
+_OBJECT: _Rule = (lambda value: isinstance(value, dict)), "an object"
+_OBJECTS: _Rule = (
+    lambda value: isinstance(value, list) and all(isinstance(one, dict) for one in value),
+    "a list of objects",
+)
+_STATUS: _Rule = (
+    lambda value: value in STATUSES,
+    f"one of {', '.join(STATUSES)} (a newer nbdist may have written it)",
+)
+_VALID: Mapping[str, _Rule] = {
+    "id": _TEXT, "name": _TEXT, "kind": _TEXT, "status": _STATUS, "error": _TEXT, "code": _TEXT,
+    "created": (_is_time, "a time in seconds since 1970"),
+    "ended": (lambda value: value is None or _is_time(value), "a time in seconds since 1970, or null"),
+    "seed": (lambda value: value is None or is_whole(value), "a whole number or null"),
+    "versions": _OBJECT, "cluster": _OBJECT, "options": _OBJECT,
+    "trained": (lambda value: value is None or isinstance(value, bool), "true, false or null"),
+    "paused": (_is_time, "a number of seconds"), "resumed_from": _TEXT,
+    "restarts": _OBJECTS, "resizes": _OBJECTS, "devices": _OBJECTS,
 }  # fmt: skip
 
 
