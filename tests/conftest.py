@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
@@ -165,6 +165,24 @@ def starts_engines(fixture: pytest.FixtureDef[Any]) -> bool:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not os.path.exists("/dev/nvidiactl"):
         pytest.skip("this machine has no CUDA GPU")
+
+
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """After a test that failed, free the cluster that it shares with others: its run may be under way."""
+    report = yield
+    item.stash[FAILED] = report.failed or item.stash.get(FAILED, False)
+    if call.when == "teardown" and item.stash[FAILED]:
+        cluster = (getattr(item, "funcargs", None) or {}).get("cluster")
+        if hasattr(cluster, "replace") and any((cluster.folder / "busy").glob("*")):
+            with suppress(Exception):  # the report of the failed test matters, and the next one says why
+                cluster.replace(list(cluster.tasks)).wait()
+    return report
 
 
 def pytest_collection_finish() -> None:

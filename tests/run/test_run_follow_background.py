@@ -142,11 +142,12 @@ def test_an_attached_run_is_followed_too(begin: Callable[..., Run]) -> None:
 
 
 SCRIPT = """
+import sys
 import nbdist as nb
 cluster = nb.Cluster.attach({cluster!r})
 run = nb.launch({body!r}, strategy="ps", background=True, cluster=cluster, live=False)
 run.wait_until(step=3)
-print("the id is", run.id, flush=True)  # what workers print may follow it
+sys.stdout.write(f"the id is {{run.id}} \\n")  # in one piece: another thread prints what workers print
 """
 
 
