@@ -12,9 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
-from queue import SimpleQueue
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -30,6 +28,7 @@ from nbdist.errors import (
     NbdistError,
     UnavailableError,
 )
+from nbdist.testing.waiting import together
 from nbdist.wire.collective.base import Collective
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -75,11 +74,6 @@ class World:
 
     def __init__(self, ranks: Sequence[Collective]) -> None:
         self.ranks = ranks
-        self._orders: list[SimpleQueue[tuple[Future[Any], Work, Collective] | None]] = [
-            SimpleQueue() for _ in ranks
-        ]
-        for number, orders in enumerate(self._orders):  # a rank that hangs does not keep the process alive
-            threading.Thread(target=serve, args=(orders,), name=f"rank {number}", daemon=True).start()
 
     def all(self, work: Work) -> list[Any]:
         """Run the same function on all ranks; return the results or exceptions."""
@@ -87,38 +81,15 @@ class World:
 
     def each(self, works: Sequence[Work]) -> list[Any]:
         """Run one function on each rank; return the results or exceptions."""
-        futures: list[Future[Any]] = [Future() for _ in works]
-        for orders, future, work, rank in zip(self._orders, futures, works, self.ranks):
-            orders.put((future, work, rank))
-        return [self._outcome(number, future) for number, future in enumerate(futures)]
 
-    def _outcome(self, number: int, future: Future[Any]) -> Any:
-        try:
-            return future.exception(SECONDS) or future.result()
-        except TimeoutError:
-            doing = getattr(self.ranks[number], "doing", "") or "no call"
-            raise AssertionError(f"rank {number} has not returned after {SECONDS} s, in {doing}") from None
+        def doing(rank: int) -> str:
+            return f"rank {rank}, in {getattr(self.ranks[rank], 'doing', '') or 'no call'},"
+
+        return together(len(works), lambda rank: works[rank](self.ranks[rank]), doing, SECONDS)
 
     def close(self) -> None:
-        """Close the ranks and end their threads."""
+        """Close the ranks."""
         self.all(lambda rank: rank.close())
-        self.end_threads()
-
-    def end_threads(self) -> None:
-        """End the threads of the ranks, which stay open."""
-        for orders in self._orders:
-            orders.put(None)
-
-
-def serve(orders: SimpleQueue[tuple[Future[Any], Work, Collective] | None]) -> None:
-    """Do what one rank is to do, in turn, until None."""
-    while (order := orders.get()) is not None:
-        future, work, rank = order
-        try:
-            future.set_result(work(rank))
-        except BaseException as error:
-            future.set_exception(error)
-        del order, future, work, rank  # a waiting thread keeps no group alive
 
 
 def expected(op: str, values: Sequence[Array]) -> Array:

@@ -22,12 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbdist.errors import (
-    AbortedError,
-    InvalidArgumentError,
-    NbdistError,
-    UnavailableError,
-)
+from nbdist.errors import AbortedError, InvalidArgumentError, NbdistError, UnavailableError
 from nbdist.optim import SGD, Optimizer
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps import hosted_shard
@@ -37,7 +32,7 @@ from nbdist.runtime.ps.service import ParameterService
 from nbdist.runtime.ps.shard import GradientStatistics, ParameterShard
 from nbdist.runtime.ps.sync import APPLIED, KEPT, Rules
 from nbdist.runtime.server import Server
-from nbdist.testing.waiting import until
+from nbdist.testing.waiting import together, until
 from nbdist.wire.rpc.client import Peer
 from nbdist.wire.rpc.frame import Frame
 from nbdist.wire.shm import Segment, remove_all, shared_folder
@@ -133,25 +128,6 @@ class LocalParameterServer:
             link.close()
         self.service.close()
         self.server.close()
-
-
-def together(count: int, work: Callable[[int], Any]) -> list[Any]:
-    """Return what ``work(i)`` returns or raises, run in as many threads."""
-    results: list[Any] = [None] * count
-
-    def run(index: int) -> None:
-        try:
-            results[index] = work(index)
-        except BaseException as error:
-            results[index] = error
-
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-        assert not thread.is_alive(), "a replica hangs"
-    return results
 
 
 def unfailing(results: list[Any]) -> list[Any]:
@@ -294,7 +270,6 @@ class LinkContract:
                 link.wait(slot)
             counts = link.leave()
             final = view(link).copy()
-            link.close()
             return counts, final, link.global_step
 
         for counts, final, global_step in unfailing(together(3, work)):
@@ -332,8 +307,7 @@ class LinkContract:
         zero, old, two = (ps.open(replica=i, **rules) for i in range(3))
         for link in (zero, old, two):
             link.pull()
-        shard = ps.service._hosted["r/0"].shard
-        assert shard is not None
+        shard = ps.shard("r/0")
         push(old, 100.0)  # is collected, and its process dies
         until(lambda: shard.accumulator.count == 1)
         new = ps.open(replica=1, rejoins=True, **rules)
@@ -383,7 +357,6 @@ class LinkContract:
             link.pull()
             seen = view(link).copy()
             link.leave()
-            link.close()
             return seen
 
         for seen in unfailing(together(2, work)):
@@ -405,7 +378,6 @@ class LinkContract:
             values = [float(v[0]) for v in link.layout.views(link.parameters)]
             step = link.global_step
             link.leave()
-            link.close()
             return values, step
 
         for values, step in unfailing(together(2, work)):
@@ -421,7 +393,6 @@ class LinkContract:
                 push(link, 10.0**replica)
                 assert link.wait(0) == 0
             link.leave()
-            link.close()
             return view(link).copy()
 
         for final in unfailing(together(3, work)):
@@ -441,7 +412,6 @@ class LinkContract:
             else:
                 assert pushed.wait(PATIENCE)
             counts = link.leave()
-            link.close()
             return counts, view(link).copy()
 
         for counts, final in unfailing(together(2, work)):
@@ -466,9 +436,7 @@ class LinkContract:
                         break
             else:
                 left.set()
-            counts = link.leave()
-            link.close()
-            return counts
+            return link.leave()
 
         for counts in unfailing(together(2, work)):
             assert counts["updates"] == 0
@@ -551,9 +519,7 @@ class LinkContract:
                         ps.aborted.wait(0.001)
                     assert len(done) == step + 1
                     assert made_step(link) is not None
-            counts = link.leave()
-            link.close()
-            return counts
+            return link.leave()
 
         for counts in unfailing(together(2, work)):
             assert counts["updates"] == 12
@@ -567,9 +533,7 @@ class LinkContract:
                 assert 3 * step <= link.version <= 3 * step + 2  # others of this step may be there already
                 push(link, 1.0)
                 assert (link.wait(0) or 0) <= 2
-            counts = link.leave()
-            link.close()
-            return counts
+            return link.leave()
 
         for counts in unfailing(together(3, work)):
             assert counts["updates"] == 60
@@ -707,7 +671,6 @@ class LinkContract:
             link.pull()
             seen = float(view(link)[0])
             link.leave()
-            link.close()
             return seen
 
         assert unfailing(together(3, work)) == [4.0, 4.0, 4.0]
@@ -729,18 +692,12 @@ class LinkContract:
             link.pull()
             push(link, 1.0)
             ready.wait(PATIENCE)
-            try:
-                link.wait(0)
-            finally:
-                link.close()
+            link.wait(0)
 
         def waits_for_the_others_to_leave() -> None:
             link = ps.open(0, 2, shard="leave/0")
             ready.wait(PATIENCE)
-            try:
-                link.leave()
-            finally:
-                link.close()
+            link.leave()
 
         waits = (waits_for_the_chief, waits_for_a_step, waits_for_the_others_to_leave)
 

@@ -28,7 +28,7 @@ from nbdist.graph.tensor import Variable
 from nbdist.nn import BatchNorm, Dense, Dropout, Sequential, compute_average_loss, load, losses
 from nbdist.optim import SGD, Adam, LossScaleOptimizer, Optimizer
 from nbdist.runtime import groups
-from nbdist.testing.waiting import until
+from nbdist.testing.waiting import together, until
 from nbdist.testing.worlds import worlds
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import Checkpoints, Context, Control, use_here
@@ -69,25 +69,19 @@ def thread_world(make: Callable[[groups.World], Strategy], size: int = 1) -> Wor
 
 def everywhere(world: World, body: Callable[[Strategy, Context], Any]) -> list[Any]:
     """Run a body as each process of a run; return the results, or raise the cause."""
-    results: list[Any] = [None] * len(world)
     errors: list[BaseException] = []
 
-    def run(index: int) -> None:
+    def run(index: int) -> Any:
         context, strategy = world[index]
         try:
             with use_here(context):
-                results[index] = body(strategy, context)
+                return body(strategy, context)
         except BaseException as error:
             errors.append(error)
             for other, _ in world:  # like a run
                 other.control.aborted = other.control.aborted or f"another failed: {error}"
 
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(world))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-        assert not thread.is_alive(), "a replica hangs"
+    results = together(len(world), run)
     if errors:  # others fail because one has, and may be first
         causes = [error for error in errors if not isinstance(error, (AbortedError, UnavailableError))]
         raise (causes or errors)[0]

@@ -21,10 +21,10 @@ from nbdist.testing.link import (
     LinkContract,
     LocalParameterServer,
     push,
-    together,
     unfailing,
     view,
 )
+from nbdist.testing.waiting import together
 from nbdist.wire.shm import Doorbell, Segment
 
 

@@ -151,7 +151,6 @@ def test_an_abort_frees_threads_that_connect(world: World) -> None:
 def test_groups_that_nothing_closes_are_aborted(fake: FakeNccl) -> None:
     made = GpuThreads()
     made.all(lambda group: reduce_steps(group, 1))
-    made.end_threads()
     del made
     gc.collect()
     assert [one.aborted for one in fake.communicators] == [True] * 3
