@@ -127,6 +127,14 @@ class Collective(ABC):
         """Raise the reason if the group is known to be broken; never waits."""
         if self._failure is not None:
             raise self._failure.error()
+        try:
+            self._look()
+        except GroupBroken as broken:
+            raise broken.failure.error() from None
+
+    def _look(self) -> None:
+        """Raise GroupBroken if another rank has announced a failure or has died; never waits."""
+        return
 
     def close(self) -> None:
         """Leave the group and release its resources; may be called twice.

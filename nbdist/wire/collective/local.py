@@ -50,13 +50,8 @@ class LocalCollective(Collective):
         self._rendezvous = rendezvous
         self._timeout = timeout
 
-    def check(self) -> None:
-        """Raise the reason if the group is broken."""
-        super().check()
-        try:
-            self._rendezvous.check()
-        except GroupBroken as broken:
-            raise broken.failure.error() from None
+    def _look(self) -> None:
+        self._rendezvous.check()
 
     def peek(self) -> str:
         """Return whether another thread "waits" in a call that this one has not begun, or has "left"."""

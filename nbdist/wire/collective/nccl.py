@@ -87,9 +87,7 @@ class NcclCollective(Collective):
         self._communicator: Any = None
         self._launch: Launch | None = None
 
-    def check(self) -> None:
-        """Raise the reason if the group is broken or a rank has died; never waits."""
-        super().check()
+    def _look(self) -> None:
         self._control.check()
 
     def _on_device(self, call: CollectiveCall, x: Any, out: Any) -> Array:

@@ -105,13 +105,8 @@ class RingCollective(Collective):
         neighbours.doing = lambda: self.doing
         self._timeout = member.timeout
 
-    def check(self) -> None:
-        """Raise the reason if a message has arrived that the group is broken; never waits."""
-        super().check()
-        try:
-            self._neighbours.check()
-        except GroupBroken as broken:
-            raise broken.failure.error() from None
+    def _look(self) -> None:
+        self._neighbours.check()
 
     def peek(self) -> str:
         """Return "waits" if the previous rank is in a call that this one has not begun, "left" if one has."""

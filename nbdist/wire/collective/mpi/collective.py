@@ -61,14 +61,9 @@ class MpiCollective(Collective):
         self._eager_views: dict[CollectiveCall, list[Array]] = {}
         self._chunked = ChunkedTransfer(transport, self.rank, self.size)
 
-    def check(self) -> None:
-        """Raise the reason if the group is broken, or a rank has died."""
-        super().check()
-        try:
-            self._transport.check_control()
-            self._transport.check_alive()
-        except GroupBroken as broken:
-            raise broken.failure.error() from None
+    def _look(self) -> None:
+        self._transport.check_control()
+        self._transport.check_alive()
 
     def connect(self, timeout: float, remote: Sequence[str]) -> None:
         """Wait until all ranks have joined; `remote` are the addresses of the ranks' liveness listeners."""

@@ -105,13 +105,8 @@ class ShmCollective(Collective):
         self._buffers.add(buffer)
         return buffer.rows[self.rank].reshape(tuple(shape))
 
-    def check(self) -> None:
-        """Raise the reason if the group is broken, or a rank has died."""
-        super().check()
-        try:
-            self._synchronizer.check()
-        except GroupBroken as broken:
-            raise broken.failure.error() from None
+    def _look(self) -> None:
+        self._synchronizer.check()
 
     def peek(self) -> str:
         """Return whether another rank "waits" in a call that this one has not begun, or has "left"."""
