@@ -9,8 +9,8 @@
     )
 
 No code outside depends on an op's name, but for the forms of ONNX (`serialize.onnx`) and XLA (`xla.forms`).
-An op is complete once it is in the table: the tests compare each op's gradient with finite differences on its
-``examples``.
+An op is complete once it is in the table. The tests compare each op's gradient with finite differences, on
+the inputs in tests/op_inputs.py.
 """
 
 from __future__ import annotations
@@ -35,14 +35,6 @@ class Spec:
 
     shape: Shape
     dtype: np.dtype[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """Inputs on which an op's gradient is compared with finite differences."""
-
-    inputs: tuple[Array, ...]
-    attrs: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +77,6 @@ class Op:
     external: bool = False
     waits: bool = False
     has_value: bool = True
-    examples: Callable[[np.random.Generator], list[Example]] | None = None
 
 
 OPS: dict[str, Op] = {}

@@ -315,8 +315,10 @@ def test_layouts_by_name_split_batch_and_model(cluster: Cluster, chosen: list[st
 
 
 OPS = """
-import numpy as np, jax
-from nbdist.graph.op import OPS, Example
+import numpy as np, jax, sys
+sys.path.insert(0, "TESTS")
+from op_inputs import Example, examples_of
+from nbdist.graph.op import OPS
 from nbdist.graph.tensor import Graph, placeholder, record
 from nbdist.graph.xla.forms import FORMS
 from nbdist.graph.xla.devices import wide_types
@@ -348,10 +350,9 @@ def close(value, expected):
 pooled = OPS["max_pool2d"]
 besides["max_pool2d_which"] = [
     Example((pooled.forward(np, *one.inputs, **one.attrs), *one.inputs), one.attrs)
-    for one in pooled.examples(rng)
+    for one in examples_of("max_pool2d")
 ]
-with_values = [op for op in OPS.values() if op.examples or op.name in besides]
-given = {op: [*(op.examples(rng) if op.examples else ()), *besides.get(op.name, ())] for op in with_values}
+given = {op: [*examples_of(op.name), *besides.get(op.name, ())] for op in OPS.values()}
 every = [(op, one) for op, ones in given.items() for one in ones]
 own = [(op, one) for op, ones in given.items() if op.name in FORMS for one in ones[:2]]
 with wide_types():
@@ -373,11 +374,12 @@ except nb.errors.InvalidArgumentError as error:
 
 
 def test_ops_have_the_values_of_numpy(cluster: Cluster) -> None:
-    run = start_run(OPS, Options(on="worker:0"), cluster=cluster).wait()
+    body = OPS.replace("TESTS", str(Path(__file__).parent.parent))
+    run = start_run(body, Options(on="worker:0"), cluster=cluster).wait()
     assert run.results["wrong"] == []
     assert run.results["missing"] == ["all_reduce", "assign", "assign_add", "assign_sub"]
     assert re.match(
-        r"'distinct_rows' \(distinct_rows, made at the cell line 51\) has the shape \(\?,\), with a size",
+        r"'distinct_rows' \(distinct_rows, made at the cell line 52\) has the shape \(\?,\), with a size",
         run.results["refused"],
     )
 

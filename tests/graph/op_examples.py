@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
+from op_inputs import EXAMPLES, Example, examples_of
 
-from nbdist.graph.op import Example
 from nbdist.graph.ops import OPS
 
 Check = Callable[[Any, Example], None]
-
-
-def examples_of(name: str) -> list[Example]:
-    """Return an op's examples, the same in each call."""
-    examples = OPS[name].examples
-    return [] if examples is None else list(examples(np.random.default_rng(0)))
 
 
 def of_every_op(check: Check | None = None, *, first: int | None = None, gradients: bool = False) -> Any:
@@ -27,7 +20,7 @@ def of_every_op(check: Check | None = None, *, first: int | None = None, gradien
     """
     if check is None:
         return lambda check: of_every_op(check, first=first, gradients=gradients)
-    names = [n for n, op in OPS.items() if op.examples is not None and not (gradients and op.vjp is None)]
+    names = [n for n, op in OPS.items() if n in EXAMPLES and not (gradients and op.vjp is None)]
 
     def test(name: str) -> None:
         for number, example in enumerate(examples_of(name)[:first]):

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from fake_cupy import DeviceArray, FakeCupy, current_device
 from op_examples import of_every_op
+from op_inputs import Example
 
 from nbdist.errors import InvalidArgumentError, UnavailableError
 from nbdist.graph import backend
 from nbdist.graph.backend import device_scope, scoped_device, to_device
 from nbdist.graph.compile.program import compile_program
-from nbdist.graph.op import OPS, Example, Spec
+from nbdist.graph.op import OPS, Spec
 from nbdist.graph.tensor import Graph, placeholder
 
 cupy = FakeCupy()

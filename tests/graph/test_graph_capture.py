@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_cupy import DeviceArray, FakeCupy, MemoryPool, Stream, counts, recording, using_allocator
-from op_examples import examples_of
+from op_inputs import Example, examples_of
 
 from nbdist.errors import AbortedError, InvalidArgumentError
 from nbdist.graph.compile.capture import Captured, notes_to
 from nbdist.graph.compile.program import Program, compile_program
 from nbdist.graph.gradients import gradients
-from nbdist.graph.op import OPS, Example, Op
+from nbdist.graph.op import OPS, Op
 from nbdist.graph.tensor import Graph, Tensor, Variable, placeholder, record
 from nbdist.nn.functional import dropout, sigmoid, sparse_softmax_cross_entropy
 

@@ -12,9 +12,10 @@ from graph_travel import ANYTHING, Array, assert_same, small, travelled
 from hypothesis import given
 from hypothesis import strategies as st
 from op_examples import of_every_op
+from op_inputs import Example
 
 from nbdist.errors import DataLossError, FailedPreconditionError, NbdistError, NotFoundError
-from nbdist.graph.op import OPS, Example, Op, Spec
+from nbdist.graph.op import OPS, Op, Spec
 from nbdist.graph.ops.state import group
 from nbdist.graph.serialize.attributes import MAX_TEXT, pack
 from nbdist.graph.serialize.decode import MAX_NODES, decode

@@ -11,12 +11,13 @@ from graph_travel import assert_same, facts, small, travelled
 from hypothesis import given
 from hypothesis import strategies as st
 from op_examples import of_every_op
+from op_inputs import Example
 
 from nbdist.errors import DataLossError, InvalidArgumentError
 from nbdist.graph.compile.partition import partition
 from nbdist.graph.compile.program import compile_program
 from nbdist.graph.gradients import gradients
-from nbdist.graph.op import OPS, Example, Op
+from nbdist.graph.op import OPS, Op
 from nbdist.graph.scopes import container, control_dependencies, device, name_scope
 from nbdist.graph.serialize.attributes import pack
 from nbdist.graph.serialize.encode import PACK_ABOVE, decode, encode

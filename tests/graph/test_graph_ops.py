@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from examples import SHARE
 from op_examples import of_every_op
+from op_inputs import EXAMPLES, Example, examples_of
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.compile.program import compile_program
 from nbdist.graph.gradients import gradients
-from nbdist.graph.op import Example
 from nbdist.graph.ops import OPS
 from nbdist.graph.serialize.decode import ATTRIBUTES, check_attributes
 from nbdist.graph.sparse import dense
@@ -69,9 +69,7 @@ def test_products_of_float16_are_those_of_float32_rounded_once(
 
 
 def test_every_op_has_examples_or_a_reason() -> None:
-    without = {n for n, op in OPS.items() if op.examples is None} | {
-        n for n, op in OPS.items() if op.vjp is None
-    }
+    without = {n for n, op in OPS.items() if n not in EXAMPLES or op.vjp is None}
     effects = EFFECTS | CHECKS | UPDATES | CROSSING | SOURCES | SHARED
     assert without == NO_GRADIENT | TESTED_ELSEWHERE | effects
 
@@ -278,7 +276,7 @@ def test_no_attribute_makes_a_value_other_than_its_spec_says(op: Any, example: E
 
 def test_every_attribute_of_an_op_has_a_check_for_graphs_from_afar() -> None:
     names = set()
-    for op in OPS.values():
-        for example in op.examples(np.random.default_rng(0)) if op.examples and not op.external else ():
+    for name, op in OPS.items():
+        for example in () if op.external else examples_of(name):
             names |= {*example.attrs}
     assert names <= {*ATTRIBUTES}

@@ -14,7 +14,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.kernel import COMPUTE_IN_W, FLOATS, INTEGERS, Kernel, define_kernel, into_new
-from nbdist.graph.op import Example, Spec, define, floating, number_dtype, show, whole
+from nbdist.graph.op import Spec, define, floating, number_dtype, show, whole
 from nbdist.graph.tensor import record
 
 TINY = 1e-7  # keeps logarithms and quotients of probabilities finite, as in Keras
@@ -100,10 +100,6 @@ def _over_last(name: str) -> Callable[[Spec], Spec]:
     return spec
 
 
-def _matrix(rng: np.random.Generator) -> list[Example]:
-    return [Example((rng.normal(size=s),), {}) for s in ((4,), (3, 4), (2, 3, 4))]
-
-
 define(
     "softmax",
     forward=_softmax,
@@ -111,7 +107,6 @@ define(
     spec=_over_last("softmax"),
     vjp=lambda np, g, y, x: (y * (g - np.sum(g * y, axis=-1, keepdims=True)),),
     in_place=frozenset({0}),
-    examples=_matrix,
 )
 
 
@@ -150,7 +145,6 @@ define(
     scratch=lambda x: x.dtype,
     spec=_over_last("log_softmax"),
     vjp=lambda np, g, y, x: (g - np.exp(y) * np.sum(g, axis=-1, keepdims=True),),
-    examples=_matrix,
 )
 
 
@@ -335,7 +329,6 @@ define(
     into=_pick_kernel,
     spec=_labels_spec,
     vjp=_from_probabilities_vjp,
-    examples=lambda rng: [Example((rng.uniform(0.1, 1, (3, 4)), np.array([0, 3, 1])), {})],
 )
 
 
@@ -436,5 +429,4 @@ define(
         up * np.expand_dims(g, -1),
         None,
     ),
-    examples=lambda rng: [Example((rng.normal(size=3), rng.uniform(size=(3, 4)), np.array([0, 3, 1])), {})],
 )

@@ -16,7 +16,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Spec, define, fits, show
+from nbdist.graph.op import Spec, define, fits, show
 from nbdist.graph.ops.half import in_float32, product_forward
 from nbdist.graph.ops.windows import Pair, WindowAxis, axes_of, padded, pair, window_counts, windows_of
 from nbdist.graph.tensor import Tensor, record
@@ -144,53 +144,6 @@ def _gradient_spec(images: int, kernel: int) -> Callable[..., Spec]:
     return spec
 
 
-_CASES: list[tuple[tuple[int, ...], tuple[int, ...], Pair, str]] = [
-    ((2, 5, 6, 2), (3, 3, 2, 3), (1, 1), "valid"),
-    ((2, 5, 6, 2), (3, 2, 2, 3), (1, 1), "same"),
-    ((1, 7, 6, 1), (3, 3, 1, 2), (2, 2), "same"),
-    ((2, 6, 7, 2), (2, 4, 2, 1), (2, 1), "valid"),
-    ((1, 4, 4, 9), (1, 1, 9, 2), (1, 3), "same"),
-    ((1, 3, 3, 1), (4, 4, 1, 1), (1, 1), "same"),
-]
-_DILATED: list[tuple[tuple[int, ...], tuple[int, ...], Pair, str, Pair]] = [
-    ((2, 7, 8, 2), (3, 3, 2, 3), (1, 1), "valid", (2, 2)),
-    ((2, 6, 7, 1), (3, 2, 1, 2), (1, 1), "same", (2, 3)),
-    ((1, 9, 8, 2), (3, 2, 2, 2), (2, 1), "same", (2, 2)),
-    ((1, 5, 12, 9), (1, 3, 9, 2), (1, 2), "valid", (1, 3)),  # windows too wide for the transposed copy
-    ((1, 3, 3, 1), (2, 2, 1, 1), (1, 1), "same", (4, 4)),
-]
-
-
-def _cases() -> list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]]:
-    plain = [(x, k, {"strides": s, "padding": p}) for x, k, s, p in _CASES]
-    return plain + [(x, k, {"strides": s, "padding": p, "dilation": d}) for x, k, s, p, d in _DILATED]
-
-
-def _examples(rng: np.random.Generator) -> list[Example]:
-    plain = [
-        Example((rng.normal(size=x), rng.normal(size=k)), {**how, "relu": False}) for x, k, how in _cases()
-    ]
-    x, k, s, p = _CASES[0]
-    biased = (rng.normal(size=x), rng.normal(size=k), rng.normal(size=k[-1]))
-    return plain + [Example(biased, {"strides": s, "padding": p, "relu": relu}) for relu in (False, True)]
-
-
-def _gradient_examples(first: int, second: int) -> Callable[[np.random.Generator], list[Example]]:
-    """Return examples of a gradient: of the result's shape, of one input, and the shape of the other."""
-
-    def examples(rng: np.random.Generator) -> list[Example]:
-        found = []
-        for *case, how in _cases():
-            f = np.dtype(np.float64)
-            result = _spec(Spec(case[0], f), Spec(case[1], f), **how)
-            g = rng.normal(size=[n or 0 for n in result.shape])
-            used, like = case[first], case[second]
-            found.append(Example((g, rng.normal(size=used), np.zeros(like)), how))
-        return found
-
-    return examples
-
-
 # NumPy kernels: blocks of a few images, planned once, then matrix products.
 #
 # A program has fixed shapes, so each kernel plans at its first call. Views of a block of images are kept as
@@ -315,7 +268,6 @@ define(
     into=_planned(_forward, forward_kernel),
     spec=_spec,
     vjp=_vjp,
-    examples=_examples,
 )
 
 
@@ -407,7 +359,6 @@ define(
         None,
     ),
     shape_only=frozenset({2}),
-    examples=_gradient_examples(1, 0),
 )
 
 
@@ -442,5 +393,4 @@ define(
         None,
     ),
     shape_only=frozenset({2}),
-    examples=_gradient_examples(0, 1),
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Spec, check_gradient, define, normal_axes, show, whole
+from nbdist.graph.op import Spec, check_gradient, define, normal_axes, show, whole
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
 
@@ -40,20 +40,12 @@ def _put(xp: Any, g: Array, like: Array, offset: int, axis1: int, axis2: int) ->
     return out  # type: ignore[no-any-return]
 
 
-def _examples(rng: np.random.Generator) -> list[Example]:
-    return [
-        Example((rng.normal(size=s),), {"offset": k, "axis1": a, "axis2": b})
-        for s, k, a, b in (((3, 3), 0, 0, 1), ((3, 4), 1, 0, 1), ((3, 4), -1, 1, 0), ((2, 3, 3), 0, -2, -1))
-    ]
-
-
 define(
     "diagonal",
     forward=lambda xp, x, offset, axis1, axis2: xp.diagonal(x, offset, axis1, axis2),
     spec=_diagonal_spec,
     vjp=lambda np, g, y, x, **where: (record("put_diagonal_like", g, x, **where),),
     view=True,
-    examples=_examples,
 )
 define(
     "put_diagonal_like",
@@ -61,17 +53,12 @@ define(
     spec=_put_spec,
     vjp=lambda np, up, y, g, like, **where: (record("diagonal", up, **where), None),
     shape_only=frozenset({1}),
-    examples=lambda rng: [
-        Example((rng.normal(size=s), np.zeros(like)), {"offset": k, "axis1": 0, "axis2": 1})
-        for s, like, k in (((3,), (3, 3), 0), ((2, 2), (3, 2, 2), -1))
-    ],
 )
 define(
     "diag",
     forward=lambda xp, x, offset: xp.diag(x, offset),
     spec=lambda x, offset: Spec((None if x.shape[0] is None else x.shape[0] + abs(offset),) * 2, x.dtype),
     vjp=lambda np, g, y, x, offset: (np.diagonal(g, offset),),
-    examples=lambda rng: [Example((rng.normal(size=3),), {"offset": k}) for k in (0, 2, -1)],
 )
 
 
@@ -115,8 +102,5 @@ for _name in ("triu", "tril"):
         forward=_forward,
         spec=_triangle_spec,
         vjp=_vjp,
-        examples=lambda rng: [
-            Example((rng.normal(size=s),), {"k": k}) for s, k in (((3, 3), 0), ((2, 4), 1), ((2, 3, 2), -1))
-        ],
     )
     FUNCTIONS[getattr(np, _name)] = _recorder

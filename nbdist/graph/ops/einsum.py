@@ -17,7 +17,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Spec, broadcast, define, normal_axes, show
+from nbdist.graph.op import Spec, broadcast, define, normal_axes, show
 from nbdist.graph.ops.elementwise import fit_to
 from nbdist.graph.ops.half import in_float32, product_forward
 from nbdist.graph.tensor import FUNCTIONS, Tensor, constant, record, symbolic
@@ -126,36 +126,12 @@ def _product_of_two(left: str, right: str, output: str, arrays: Sequence[Array])
     return kernel
 
 
-def _examples(rng: np.random.Generator) -> list[Example]:
-    cases: list[tuple[str, tuple[tuple[int, ...], ...]]] = [
-        ("ij,jk->ik", ((2, 3), (3, 4))),
-        ("bij,bkj->kib", ((2, 3, 4), (2, 5, 4))),
-        ("ij->j", ((2, 3),)),
-        ("ij->ji", ((2, 3),)),
-        ("ij,ij->", ((2, 3), (2, 3))),
-        ("ijk,k->i", ((2, 3, 2), (2,))),
-        ("ai,bj->ab", ((2, 3), (3, 2))),
-        ("ij,jk,kl->il", ((2, 3), (3, 2), (2, 4))),
-        ("ij,jk->ik", ((2, 1), (3, 4))),
-        ("i,j->ij", ((2,), (3,))),
-        (",i->i", ((), (3,))),
-    ]
-    return [
-        Example(
-            tuple(rng.normal(size=s) for s in shapes),
-            {"inputs": tuple(text.split("->")[0].split(",")), "output": text.split("->")[1]},
-        )
-        for text, shapes in cases
-    ]
-
-
 define(
     "einsum",
     forward=product_forward(_einsum_forward),
     into=_einsum_kernel,
     spec=_einsum_spec,
     vjp=_einsum_vjp,
-    examples=_examples,
 )
 
 

@@ -14,7 +14,6 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.op import (
-    Example,
     Shape,
     Spec,
     broadcast,
@@ -129,23 +128,6 @@ def _add_at_spec(g: Spec, like: Spec, *positions: Spec, key: tuple[Any, ...]) ->
     return Spec(like.shape, g.dtype)
 
 
-def _index_examples(rng: np.random.Generator) -> list[Example]:
-    i, j = np.array([2, 0, 2]), np.array([[1], [-1]])
-    return [
-        Example((rng.normal(size=(3, 4, 2)), *arrays), {"key": key})
-        for arrays, key in (
-            ((i,), (HERE,)),
-            ((i,), (slice(None), HERE)),
-            ((i % 2,), (..., HERE)),
-            ((i, i), (HERE, HERE)),
-            ((i, i % 2), (HERE, slice(1, 3), HERE)),
-            ((i, j), (HERE, HERE, 0)),
-            ((j % 2,), (0, slice(None), HERE)),
-            ((j,), (None, HERE, ..., None)),
-        )
-    ]
-
-
 define(
     "index",
     forward=lambda xp, x, *positions, key: x[full_key(positions, key)],
@@ -154,7 +136,6 @@ define(
         record("add_at_like", g, x, *positions, key=key),
         *(None for _ in positions),
     ),
-    examples=_index_examples,
 )
 define(
     "add_at_like",
@@ -166,9 +147,6 @@ define(
         *(None for _ in positions),
     ),
     shape_only=frozenset({1}),
-    examples=lambda rng: [
-        Example((rng.normal(size=(3, 2)), np.zeros((4, 2)), np.array([1, 0, 1])), {"key": (HERE,)})
-    ],
 )
 FUNCTIONS[operator.getitem] = _index
 
@@ -225,10 +203,6 @@ define(
         record("take_back_like", g, x, positions, axis=axis),
         None,
     ),
-    examples=lambda rng: [
-        Example((rng.normal(size=(3, 4)), np.array(p)), {"axis": a})
-        for p, a in (([2, 0, 2], 0), ([[1, -1], [3, 1]], 1), (1, -1))
-    ],
 )
 define(
     "take_back_like",
@@ -241,10 +215,6 @@ define(
         None,
     ),
     shape_only=frozenset({1}),
-    examples=lambda rng: [
-        Example((rng.normal(size=s), np.zeros((3, 4)), np.array(p)), {"axis": a})
-        for s, p, a in (((3, 4), [2, 0, 2], 0), ((3, 2, 2), [[1, -1], [3, 1]], 1))
-    ],
 )
 
 
@@ -315,15 +285,6 @@ define(
     forward=lambda xp, x, positions, axis: xp.take_along_axis(x, positions, axis),
     spec=_along_spec,
     vjp=lambda np, g, y, x, positions, axis: (_along_back(g, x, positions, axis), None),
-    examples=lambda rng: [
-        Example((rng.normal(size=s), np.array(p)), {"axis": a})
-        for s, p, a in (
-            ((2, 3), [[2, 0], [1, 1]], 1),
-            ((2, 3), [[1, 0, 1]], 0),
-            ((1, 3), [[0, 1], [2, 2]], 1),
-            ((4,), [3, -1], 0),
-        )
-    ],
 )
 define(
     "add_along_like",  # broadcast like its positions: its user sums it down to the shape it needs
@@ -335,9 +296,6 @@ define(
         None,
     ),
     shape_only=frozenset({1}),
-    examples=lambda rng: [
-        Example((rng.normal(size=(2, 2)), np.zeros((2, 3)), np.array([[2, 0], [1, 1]])), {"axis": 1})
-    ],
 )
 
 

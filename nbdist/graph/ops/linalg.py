@@ -15,7 +15,6 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.op import (
-    Example,
     Shape,
     Spec,
     broadcast,
@@ -63,24 +62,17 @@ def _t(x: Tensor) -> Tensor:
     return x.swapaxes(-1, -2)
 
 
-def _matrices(rng: np.random.Generator) -> list[Example]:
-    return [
-        Example((rng.normal(size=s) + 3 * np.eye(s[-1]),), {}) for s in ((1, 1), (2, 2), (3, 3), (2, 3, 3))
-    ]
-
-
 def _define(
     name: str,
     forward: Callable[[Any, Array], Array],
     vjp: Callable[..., tuple[Tensor]],
     shape: Callable[[Shape], Shape] = lambda s: s,
-    examples: Callable[[np.random.Generator], list[Example]] = _matrices,
 ) -> None:
     def spec(x: Spec) -> Spec:
         _square(name, x)
         return Spec(shape(x.shape), _float(x.dtype))
 
-    define(name, forward=forward, spec=spec, vjp=vjp, examples=examples)
+    define(name, forward=forward, spec=spec, vjp=vjp)
 
 
 def _per_matrix(g: Tensor) -> Tensor:
@@ -141,14 +133,6 @@ def _matmul_vjp(np: Any, g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Te
         np.squeeze(to_left, 0) if a.ndim == 1 else to_left,
         np.squeeze(to_right, 1) if b.ndim == 1 else to_right,
     )
-
-
-def _examples(rng: np.random.Generator) -> list[Example]:
-    shapes: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
-        ((2, 3), (3, 4)), ((3,), (3, 4)), ((2, 3), (3,)), ((3,), (3,)), ((5, 2, 3), (3, 4)),
-        ((5, 2, 3), (5, 3, 2)),
-    ]  # fmt: skip
-    return [Example((rng.normal(size=a), rng.normal(size=b)), {}) for a, b in shapes]
 
 
 def _solve_spec(a: Spec, b: Spec) -> Spec:
@@ -222,14 +206,7 @@ def _cholesky_vjp(np: Any, g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
     return (_half_lower(s + _t(s)),)
 
 
-def _positive(rng: np.random.Generator) -> list[Example]:
-    return [
-        Example((a @ np.swapaxes(a, -1, -2) + np.eye(a.shape[-1]),), {})
-        for a in (rng.normal(size=s) for s in ((1, 1), (3, 3), (2, 2, 2)))
-    ]
-
-
-_define("cholesky", _checked("cholesky"), _cholesky_vjp, examples=_positive)
+_define("cholesky", _checked("cholesky"), _cholesky_vjp)
 
 
 define(
@@ -237,14 +214,7 @@ define(
     forward=_solve,
     spec=_solve_spec,
     vjp=_solve_vjp,
-    examples=lambda rng: [
-        Example((rng.normal(size=a) + 3 * np.eye(a[-1]), rng.normal(size=b)), {})
-        for a, b in (
-            ((3, 3), (3,)), ((2, 2), (2, 4)), ((2, 3, 3), (2, 3, 1)), ((2, 3, 3), (3, 2)),
-            ((2, 2, 2), (2,)), ((2, 2), (3, 2, 1)),
-        )
-    ],
-)  # fmt: skip
+    )  # fmt: skip
 
 
 def _singular_spec(x: Spec) -> Spec:
@@ -293,7 +263,6 @@ define(
     forward=lambda xp, x: xp.linalg.svd(x, compute_uv=False),
     spec=_singular_spec,
     vjp=_singular_vjp,
-    examples=lambda rng: [Example((rng.normal(size=s),), {}) for s in ((3, 3), (2, 4), (2, 3, 2))],
 )
 
 
@@ -326,10 +295,6 @@ define(
     forward=_length,
     spec=_length_spec,
     vjp=_length_vjp,
-    examples=lambda rng: [
-        Example((rng.normal(size=s),), {"axis": a, "keepdims": k})
-        for s, a, k in (((3,), (0,), False), ((2, 3), (0, 1), True), ((2, 3), (1,), False))
-    ],
 )
 
 
@@ -339,7 +304,6 @@ define(
     into=_matmul_into,
     spec=_matmul_spec,
     vjp=_matmul_vjp,
-    examples=_examples,
 )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.kernel import FLOATS, Kernel, define_kernel
-from nbdist.graph.op import Example, Spec, define, fits, floating, show
+from nbdist.graph.op import Spec, define, fits, floating, show
 from nbdist.graph.ops.windows import Pair, WindowAxis, axes_of, window_counts
 from nbdist.graph.tensor import record
 
@@ -255,41 +255,6 @@ def _of_which(xp: Any, u: Array, which: Array, out: Array, size: Pair, strides: 
     return None
 
 
-_CASES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
-    ((2, 4, 6, 2), {"size": (2, 2), "strides": (2, 2), "padding": "valid"}),
-    ((1, 5, 6, 2), {"size": (2, 3), "strides": (2, 3), "padding": "same"}),
-    ((2, 5, 5, 1), {"size": (3, 2), "strides": (1, 2), "padding": "valid"}),
-    ((1, 5, 4, 2), {"size": (3, 3), "strides": (2, 1), "padding": "same"}),
-    ((1, 7, 5, 1), {"size": (2, 2), "strides": (3, 2), "padding": "valid"}),
-]
-
-
-def _distinct(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    return rng.permutation(np.arange(1.0, 1 + np.prod(shape))).reshape(shape)
-
-
-def _examples(rng: np.random.Generator) -> list[Example]:
-    return [Example((_distinct(rng, shape),), how) for shape, how in _CASES]
-
-
-def _which_examples(of_windows: bool) -> Callable[[np.random.Generator], list[Example]]:
-    """Return examples of (values by window, index of the element in each window)."""
-
-    def examples(rng: np.random.Generator) -> list[Example]:
-        found = []
-        for shape, how in _CASES:
-            x = _distinct(rng, shape)
-            which = _which_forward(np, _max_forward(np, x, **how), x, **how)
-            g = rng.normal(size=which.shape)
-            if of_windows:
-                found.append(Example((np.asarray(g), which, np.zeros(shape)), how))
-            else:
-                found.append(Example((np.asarray(rng.normal(size=shape)), which), how))
-        return found
-
-    return examples
-
-
 def _counter(size: Pair) -> np.dtype[Any]:
     return np.min_scalar_type(size[0] * size[1])
 
@@ -329,7 +294,6 @@ define(
     vjp=lambda np, g, y, x, **how: (
         record("max_pool2d_to_which", g, record("max_pool2d_which", y, x, **how), x, **how),
     ),
-    examples=_examples,
 )
 define("max_pool2d_which", forward=_which_forward, into=_kernel(_which), spec=_which_spec)
 define(
@@ -343,7 +307,6 @@ define(
         None,
     ),
     shape_only=frozenset({2}),
-    examples=_which_examples(of_windows=True),
 )
 define(
     "max_pool2d_of_which",
@@ -354,7 +317,6 @@ define(
         record("max_pool2d_to_which", g, which, u, **how),
         None,
     ),
-    examples=_which_examples(of_windows=False),
 )
 
 
@@ -402,7 +364,6 @@ define(
     into=_kernel(_mean),
     spec=_spec("avg_pool2d"),
     vjp=lambda np, g, y, x, **how: (record("avg_pool2d_grad", g, x, **how),),
-    examples=_examples,
 )
 
 
@@ -419,8 +380,4 @@ define(
     spec=_spread_spec,
     vjp=lambda np, up, y, g, like, **how: (record("avg_pool2d", up, **how), None),
     shape_only=frozenset({1}),
-    examples=lambda rng: [
-        Example((np.ones_like(_empty(np, np.zeros(shape), **how)), np.zeros(shape)), how)
-        for shape, how in _CASES
-    ],
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Spec, check_gradient, define, normal_axes, show, whole, whole_axes
+from nbdist.graph.op import Spec, check_gradient, define, normal_axes, show, whole, whole_axes
 from nbdist.graph.ops.shape import accumulator
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
@@ -41,10 +41,6 @@ define(
     forward=lambda xp, x, reps: xp.tile(x, reps),
     spec=_tile_spec,
     vjp=lambda np, g, y, x, reps: (record("fold_tiles", g, x, reps=reps),),
-    examples=lambda rng: [
-        Example((rng.normal(size=s),), {"reps": r})
-        for s, r in (((3,), (2,)), ((2, 3), (2, 3)), ((2, 1), (1, 4)))
-    ],
 )
 define(
     "fold_tiles",
@@ -52,7 +48,6 @@ define(
     spec=_fold_spec,
     vjp=lambda np, up, y, g, like, reps: (record("tile", up, reps=reps), None),
     shape_only=frozenset({1}),
-    examples=lambda rng: [Example((rng.normal(size=(4, 6)), np.zeros((2, 3))), {"reps": (2, 2)})],
 )
 
 
@@ -108,10 +103,6 @@ define(
     ),
     spec=_repeat_spec,
     vjp=lambda np, g, y, x, repeats, axis: (record("sum_runs", g, x, repeats=repeats, axis=axis),),
-    examples=lambda rng: [
-        Example((rng.normal(size=s),), {"repeats": r, "axis": a})
-        for s, r, a in (((3,), 2, 0), ((2, 3), 3, 0), ((2, 3), (0, 2, 1), 1), ((2, 3), (1, 2), -2))
-    ],
 )
 define(
     "sum_runs",
@@ -122,10 +113,6 @@ define(
         None,
     ),
     shape_only=frozenset({1}),
-    examples=lambda rng: [
-        Example((rng.normal(size=(2, 6)), np.zeros((2, 3))), {"repeats": r, "axis": 1})
-        for r in (2, (3, 1, 2))
-    ],
 )
 
 
@@ -168,14 +155,6 @@ define(
     into=lambda xp, widths, values: _pad_kernel(xp, widths, values),
     spec=_pad_spec,
     vjp=_pad_vjp,
-    examples=lambda rng: [
-        Example((rng.normal(size=s),), {"widths": w, "values": v})
-        for s, w, v in (
-            ((3,), ((1, 2),), ((0.0, 0.0),)),
-            ((2, 3), ((0, 1), (2, 0)), ((0.0, 0.0), (0.0, 0.0))),
-            ((2, 3), ((1, 1), (2, 1)), ((1.0, 2.0), (3.0, 4.0))),
-        )
-    ],
 )
 
 
@@ -265,10 +244,6 @@ define(
     forward=lambda xp, x, shift, axis: xp.roll(x, shift, axis),
     spec=_roll_spec,
     vjp=lambda np, g, y, x, shift, axis: (record("roll", g, shift=tuple(-s for s in shift), axis=axis),),
-    examples=lambda rng: [
-        Example((rng.normal(size=(3, 4)),), {"shift": s, "axis": a})
-        for s, a in (((1,), (0,)), ((-5,), (1,)), ((1, 2), (0, 1)), ((1, 1), (1, 1)))
-    ],
 )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Shape, Spec, define, normal_axes, number_dtype, whole, whole_axes
+from nbdist.graph.op import Shape, Spec, define, normal_axes, number_dtype, whole, whole_axes
 from nbdist.graph.ops.scan import products_of_others
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
@@ -35,17 +35,6 @@ def _keep(y: Tensor, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
 
 def _spread(np: Any, g: Tensor, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
     return record("broadcast_like", _keep(g, x, axis, keepdims), x)
-
-
-def _examples(rng: np.random.Generator) -> list[Example]:
-    cases: list[tuple[tuple[int, ...], Axis]] = [
-        ((4,), None), ((2, 3), 0), ((2, 3), 1), ((2, 3), -1), ((2, 3, 2), (0, 2)),
-    ]  # fmt: skip
-    return [
-        Example((rng.permutation(np.arange(1.0, 1 + np.prod(s))).reshape(s),), {"axis": a, "keepdims": k})
-        for s, a in cases
-        for k in (False, True)
-    ]
 
 
 def _define(
@@ -89,7 +78,6 @@ def _define(
         into=kernel,
         spec=lambda x, axis, keepdims: Spec(_reduced(name, x, axis, keepdims), dtype(x.dtype)),
         vjp=vjp,
-        examples=_examples,
     )
 
     def recorder(a: Any, axis: Any = None, keepdims: bool = False) -> Tensor:
@@ -172,7 +160,6 @@ define(
     vjp=lambda np, g, y, x, axis, keepdims: (
         _spread(np, g * record("size_ratio", y, x, dtype=g.dtype), x, axis, keepdims),
     ),
-    examples=_examples,
 )
 
 
@@ -206,7 +193,6 @@ define(  # not differentiable where all values are equal: 0 is a subgradient, as
     vjp=lambda np, g, y, x: (g / (2 * np.where(y == 0, np.ones_like(y), y)),),
     elementwise=True,
     cuda="sqrt(a)",
-    examples=lambda rng: [Example((rng.uniform(0.5, 2, s),), {}) for s in ((), (2, 3))],
 )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array, to_host
-from nbdist.graph.op import Example, Spec, define, show, whole
+from nbdist.graph.op import Spec, define, show, whole
 from nbdist.graph.sparse import IndexedSlices, dense
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record
 
@@ -88,11 +88,6 @@ def _gathered_rows(np: Any, g: Any, y: Tensor, table: Tensor, ids: Tensor) -> tu
     return IndexedSlices(g, ids, sizes), None
 
 
-def _table_examples(rng: np.random.Generator) -> list[Example]:
-    ids = (np.array([2, 0, 2]), np.array([[1, 3], [3, 1]]), np.array(1))
-    return [Example((rng.normal(size=(4, 3)), i), {}) for i in ids]
-
-
 define(
     "gather_rows",
     forward=_gather,
@@ -100,7 +95,6 @@ define(
     spec=_gathered_spec,
     vjp=lambda np, g, y, table, ids: (record("take_back_like", g, table, ids, axis=0), None),
     sparse_vjp=_gathered_rows,
-    examples=_table_examples,
 )
 
 
@@ -133,7 +127,6 @@ define(
     into=_add_rows_kernel,
     spec=_add_rows_spec,
     vjp=lambda np, up, y, values, indices, shape: (record("gather_rows", up, indices), None),
-    examples=lambda rng: [Example((rng.normal(size=(3, 2)), np.array([2, 0, 2])), {"shape": (4, 2)})],
 )
 
 
@@ -164,10 +157,6 @@ define(
     "searchsorted",
     forward=lambda xp, a, v, side: xp.asarray(xp.searchsorted(a, v, side=side)),
     spec=_searchsorted_spec,
-    examples=lambda rng: [
-        Example((np.array([1.0, 2.0, 2.0, 4.0]), rng.normal(size=(2, 3)) + 2), {"side": "left"}),
-        Example((np.array([1, 2, 2, 4]), np.array([2, 5, 0])), {"side": "right"}),
-    ],
 )
 FUNCTIONS[np.searchsorted] = lambda a, v, side="left": record("searchsorted", a, v, side=side)
 

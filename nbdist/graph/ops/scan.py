@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Spec, check_gradient, define, normal_axes, number_dtype, whole
+from nbdist.graph.op import Spec, check_gradient, define, normal_axes, number_dtype, whole
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
 
@@ -18,13 +18,6 @@ def _spec(name: str) -> Any:
         return Spec(x.shape, scanned.dtype)
 
     return spec
-
-
-def _examples(rng: np.random.Generator) -> list[Example]:
-    return [
-        Example((rng.normal(size=s),), {"axis": a, "dtype": None})
-        for s, a in (((4,), 0), ((2, 3), 0), ((2, 3), -1), ((1, 2), 0))
-    ]
 
 
 def _reverse(x: Tensor, axis: int) -> Tensor:
@@ -76,7 +69,7 @@ for _name, _vjp in (("cumsum", _cumsum_vjp), ("cumprod", _cumprod_vjp)):
         x, axis = (symbolic.ravel(a), 0) if axis is None else (a, whole(f"{name}: axis", axis))
         return record(name, x, axis=axis, dtype=None if dtype is None else number_dtype(name, dtype))
 
-    define(_name, forward=_forward, into=_kernel, spec=_spec(_name), vjp=_vjp, examples=_examples)
+    define(_name, forward=_forward, into=_kernel, spec=_spec(_name), vjp=_vjp)
     FUNCTIONS[getattr(np, _name)] = _recorder
 
 
@@ -109,8 +102,4 @@ define(
     forward=_recur,
     spec=_recurrence_spec,
     vjp=_recurrence_vjp,
-    examples=lambda rng: [
-        Example((rng.normal(size=s), rng.normal(size=s)), {"axis": a})
-        for s, a in (((5,), 0), ((2, 3), 1), ((4, 2), 0))
-    ],
 )

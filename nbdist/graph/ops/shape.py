@@ -11,7 +11,6 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.op import (
-    Example,
     Spec,
     broadcast,
     check_gradient,
@@ -51,9 +50,6 @@ define(
     spec=_reshape_spec,
     vjp=lambda np, g, y, x, shape: (record("reshape_like", g, x),),
     view=True,
-    examples=lambda rng: [
-        Example((rng.normal(size=(2, 6)),), {"shape": s}) for s in ((12,), (3, 4), (-1, 2), (4, -1))
-    ],
 )
 FUNCTIONS[np.reshape] = lambda a, shape: record("reshape", a, shape=_sizes("reshape", shape))
 FUNCTIONS[np.ravel] = lambda a: record("reshape", a, shape=(-1,))
@@ -64,7 +60,6 @@ define(
     vjp=lambda np, g, y, x, like: (record("reshape_like", g, x), None),
     view=True,
     shape_only=frozenset({1}),
-    examples=lambda rng: [Example((rng.normal(size=6), np.zeros((2, 3))), {})],
 )
 
 
@@ -82,9 +77,6 @@ define(
         record("transpose", g, axes=tuple(int(a) for a in np.argsort([a % x.ndim for a in axes]))),
     ),
     view=True,
-    examples=lambda rng: [
-        Example((rng.normal(size=(2, 3, 4)),), {"axes": axes}) for axes in ((2, 0, 1), (0, 2, 1), (-1, 1, 0))
-    ],
 )
 
 
@@ -116,7 +108,6 @@ define(
     spec=_expanded,
     vjp=lambda np, g, y, x, axis: (record("reshape_like", g, x),),
     view=True,
-    examples=lambda rng: [Example((rng.normal(size=(2, 3)),), {"axis": a}) for a in ((0,), (1,), (0, -1))],
 )
 
 
@@ -141,7 +132,6 @@ define(
     spec=_squeezed,
     vjp=lambda np, g, y, x, axis: (record("reshape_like", g, x),),
     view=True,
-    examples=lambda rng: [Example((rng.normal(size=(1, 3, 1)),), {"axis": a}) for a in ((0,), (0, 2))],
 )
 
 
@@ -167,7 +157,6 @@ define(
     spec=_broadcast_to_spec,
     vjp=lambda np, g, y, x, shape: (record("sum_to_like", g, x),),
     view=True,
-    examples=lambda rng: [Example((rng.normal(size=s),), {"shape": (2, 3)}) for s in ((3,), (2, 1), ())],
 )
 FUNCTIONS[np.broadcast_to] = lambda array, shape: record(
     "broadcast_to", array, shape=_sizes("broadcast_to", shape)
@@ -179,7 +168,6 @@ define(
     vjp=lambda np, g, y, x, like: (record("sum_to_like", g, x), None),
     view=True,
     shape_only=frozenset({1}),
-    examples=lambda rng: [Example((rng.normal(size=s), np.zeros((2, 3))), {}) for s in ((3,), (2, 1), ())],
 )
 
 
@@ -238,9 +226,6 @@ define(
     vjp=lambda np, g, y, x, like: (record("broadcast_like", g, x), None),
     view=True,
     shape_only=frozenset({1}),
-    examples=lambda rng: [
-        Example((rng.normal(size=(2, 3)), np.zeros(s)), {}) for s in ((3,), (2, 1), (), (2, 3), (1, 3))
-    ],
 )
 define(
     "size_ratio",
@@ -302,12 +287,6 @@ def _with_zeros(up: Tensor, g: Tensor, like: Tensor, axis: int, other: str) -> T
     return record("concatenate", *((up, zeros) if other == "behind_like" else (zeros, up)), axis=axis)
 
 
-def _cut_examples(rng: np.random.Generator) -> list[Example]:
-    return [
-        Example((rng.normal(size=(4, 3)), np.zeros(s)), {"axis": a}) for s, a in (((1, 3), 0), ((4, 2), -1))
-    ]
-
-
 # The gradient of concatenate: sizes along its axis may be known only at run time.
 define(
     "leading_like",  # the first part of the first input, of the second's size along the axis
@@ -316,7 +295,6 @@ define(
     vjp=lambda np, up, y, g, like, axis: (_with_zeros(up, g, like, axis, "behind_like"), None),
     view=True,
     shape_only=frozenset({1}),
-    examples=_cut_examples,
 )
 define(
     "behind_like",  # the rest
@@ -325,7 +303,6 @@ define(
     vjp=lambda np, up, y, g, like, axis: (_with_zeros(up, g, like, axis, "leading_like"), None),
     view=True,
     shape_only=frozenset({1}),
-    examples=_cut_examples,
 )
 define(
     "concatenate",
@@ -333,10 +310,6 @@ define(
     into=lambda xp, axis: lambda *xs_out: xp.concatenate(xs_out[:-1], axis=axis, out=xs_out[-1]),
     spec=_concatenate_spec,
     vjp=_concatenate_vjp,
-    examples=lambda rng: [
-        Example((rng.normal(size=(2, 3)), rng.normal(size=s)), {"axis": a})
-        for s, a in (((4, 3), 0), ((2, 1), 1))
-    ],
 )
 
 
@@ -398,16 +371,6 @@ define(
     spec=_getitem_spec,
     vjp=lambda np, g, y, x, key: (record("setitem_like", g, x, key=key),),
     view=True,
-    examples=lambda rng: [
-        Example((rng.normal(size=(3, 4)),), {"key": k})
-        for k in (
-            (0,),
-            (slice(1, 3),),
-            (..., 1),
-            (slice(None, None, 2), None),
-            (slice(None), slice(-2, None)),
-        )
-    ],
 )
 
 
@@ -437,5 +400,4 @@ define(
     spec=_setitem_spec,
     vjp=lambda np, g, y, x, like, key: (record("getitem", g, key=key), None),
     shape_only=frozenset({1}),
-    examples=lambda rng: [Example((rng.normal(size=4), np.zeros((3, 4))), {"key": (1,)})],
 )

@@ -6,20 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.graph.op import Example, Spec, define, normal_axes, whole
+from nbdist.graph.op import Spec, define, normal_axes, whole
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
 
 def _spec(x: Spec, axis: int, kind: str | None) -> Spec:
     normal_axes("sort", whole("sort: axis", axis), len(x.shape))
     return x
-
-
-def _examples(rng: np.random.Generator) -> list[Example]:
-    return [
-        Example((rng.permutation(np.arange(1.0, 1 + np.prod(s))).reshape(s),), {"axis": a, "kind": None})
-        for s, a in (((5,), 0), ((2, 4), -1), ((3, 2), 0))
-    ]
 
 
 def _sort_vjp(np: Any, g: Tensor, y: Tensor, x: Tensor, axis: int, kind: str | None) -> tuple[Tensor]:
@@ -32,7 +25,6 @@ define(
     forward=lambda xp, x, axis, kind: xp.sort(x, axis=axis, kind=kind),
     spec=_spec,
     vjp=_sort_vjp,
-    examples=_examples,
 )
 
 

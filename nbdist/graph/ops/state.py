@@ -9,7 +9,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError, NanLossError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Example, Spec, define, show
+from nbdist.graph.op import Spec, define, show
 from nbdist.graph.scopes import default_graph
 from nbdist.graph.tensor import Tensor, record
 
@@ -35,10 +35,6 @@ def group(*ops: Tensor, name: str | None = None) -> Tensor:
 def _in(graph: Any, name: str | None) -> Tensor:
     with graph.as_default():
         return record("group", name=name)
-
-
-def _example(rng: np.random.Generator) -> list[Example]:
-    return [Example((rng.normal(size=shape),), {}) for shape in ((), (2, 3))]
 
 
 def _assign_spec(v: Spec, value: Spec) -> Spec:
@@ -94,7 +90,6 @@ define(  # the value after the control inputs have run
     vjp=lambda np, g, y, x: (g,),
     sparse_vjp=lambda np, g, y, x: (g,),
     view=True,
-    examples=_example,
 )
 define(  # the current value, which later assignments do not change
     "copy",
@@ -102,7 +97,6 @@ define(  # the current value, which later assignments do not change
     into=_copy_kernel,
     spec=lambda x: x,
     vjp=lambda np, g, y, x: (g,),
-    examples=_example,
 )
 
 
