@@ -97,10 +97,5 @@ for _name in ("triu", "tril"):
     def _recorder(m: Tensor, k: int = 0, name: str = _name) -> Tensor:
         return record(name, m, k=whole(f"{name}: k", k))
 
-    define(
-        _name,
-        forward=_forward,
-        spec=_triangle_spec,
-        vjp=_vjp,
-    )
+    define(_name, forward=_forward, spec=_triangle_spec, vjp=_vjp)
     FUNCTIONS[getattr(np, _name)] = _recorder

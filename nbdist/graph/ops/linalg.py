@@ -209,12 +209,7 @@ def _cholesky_vjp(np: Any, g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
 _define("cholesky", _checked("cholesky"), _cholesky_vjp)
 
 
-define(
-    "solve",
-    forward=_solve,
-    spec=_solve_spec,
-    vjp=_solve_vjp,
-    )  # fmt: skip
+define("solve", forward=_solve, spec=_solve_spec, vjp=_solve_vjp)
 
 
 def _singular_spec(x: Spec) -> Spec:
@@ -290,12 +285,7 @@ def _length_vjp(
 define("from_singular", forward=_from_singular, spec=_from_singular_spec)
 
 
-define(
-    "length",
-    forward=_length,
-    spec=_length_spec,
-    vjp=_length_vjp,
-)
+define("length", forward=_length, spec=_length_spec, vjp=_length_vjp)
 
 
 define(

@@ -97,9 +97,4 @@ def _recurrence_vjp(np: Any, g: Tensor, y: Tensor, a: Tensor, b: Tensor, axis: i
     return into_b * _before(y, axis, 0.0), into_b
 
 
-define(
-    "recurrence",
-    forward=_recur,
-    spec=_recurrence_spec,
-    vjp=_recurrence_vjp,
-)
+define("recurrence", forward=_recur, spec=_recurrence_spec, vjp=_recurrence_vjp)

@@ -20,12 +20,7 @@ def _sort_vjp(np: Any, g: Tensor, y: Tensor, x: Tensor, axis: int, kind: str | N
     return (record("add_along_like", g, x, order, axis=axis),)
 
 
-define(
-    "sort",
-    forward=lambda xp, x, axis, kind: xp.sort(x, axis=axis, kind=kind),
-    spec=_spec,
-    vjp=_sort_vjp,
-)
+define("sort", forward=lambda xp, x, axis, kind: xp.sort(x, axis=axis, kind=kind), spec=_spec, vjp=_sort_vjp)
 
 
 define(
