@@ -101,14 +101,11 @@ class FakeDisplay:
     def set_tasks(self, tasks: Any) -> None:
         self.tasks = list(tasks)
 
-    def mark(self, marks: Any) -> None:
-        self.calls.append(("mark", marks))
+    def put(self, part: str, value: Any) -> None:
+        self.calls.append((part, value))
 
     def progress(self, status: Any) -> None:
         self.calls.append(("progress", status))
-
-    def gpus(self, gpus: Any) -> None:
-        self.calls.append(("gpus", gpus))
 
     def output(self, task: str, text: str) -> None:
         self.calls.append(("output", (task, text)))
