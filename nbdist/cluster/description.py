@@ -142,13 +142,17 @@ def parse_tasks(entries: object) -> tuple[TaskInfo, ...] | None:
     return tuple(sorted(tasks, key=lambda task: task.rank))
 
 
-def living_incarnations(folder: Path) -> frozenset[int] | None:
-    """Return the incarnations of a cluster's tasks; None if no cluster lives in the folder.
+def living_incarnations(clusters: Path) -> dict[str, frozenset[int]]:
+    """Return the incarnations of the tasks of each living cluster in a folder of clusters, by its id.
 
-    Empty if they are unknown, as while it starts or ends. Nothing is created or removed.
+    They are empty if they are unknown, as while it starts or ends. Nothing is created or removed.
     """
-    if not VALID_ID.fullmatch(folder.name) or not is_alive(folder):
-        return None
-    with suppress(NbdistError, OSError):
-        return frozenset(task.incarnation for task in read_description(folder).tasks)
-    return frozenset()
+    found: dict[str, frozenset[int]] = {}
+    with suppress(OSError):  # no cluster was ever started
+        for folder in clusters.iterdir():
+            if VALID_ID.fullmatch(folder.name) and is_alive(folder):
+                found[folder.name] = frozenset()
+                with suppress(NbdistError, OSError):
+                    tasks = read_description(folder).tasks
+                    found[folder.name] = frozenset(task.incarnation for task in tasks)
+    return found

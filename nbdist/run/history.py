@@ -29,8 +29,6 @@ from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nbdist.cluster.description import living_incarnations
-from nbdist.cluster.folder import clusters_folder
 from nbdist.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -49,7 +47,7 @@ from nbdist.metrics.run_folder import (
     write_whole_file,
 )
 from nbdist.numbers import is_whole
-from nbdist.run.record import RunRecord
+from nbdist.run.record import is_under_way
 from nbdist.text import clip
 
 Row = TypeVar("Row")
@@ -443,12 +441,6 @@ def in_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
-
-
-def is_under_way(record: RunFile) -> bool:
-    """Return whether a run has not ended, and the cluster or process that drives it is alive."""
-    run = RunRecord.of(record)
-    return run.active and run.can_continue(living_incarnations(clusters_folder() / (run.cluster_id or "-")))
 
 
 def delete_run(run_id: str) -> int:

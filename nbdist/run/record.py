@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from nbdist.cluster.folder import is_process_alive, owner_in
+from nbdist.cluster.description import living_incarnations
+from nbdist.cluster.folder import clusters_folder, is_process_alive, owner_in
 from nbdist.json_values import listed, mapping, text, whole
 from nbdist.metrics.run_folder import RunFile, parse_run
 from nbdist.run.replication import replication_of
@@ -86,16 +87,23 @@ class RunRecord(RunFile):
         """Return the name of a member, such as /job:worker/task:1."""
         return self.members[rank].name if rank in self.members else f"rank {rank}"
 
-    def can_continue(self, incarnations: frozenset[int] | None) -> bool:
+    def can_continue(self, living: Mapping[str, frozenset[int]]) -> bool:
         """Return whether the processes that drive it may be alive.
 
-        ``incarnations`` are those of the tasks that its cluster's id has now, as of
+        ``living`` are the incarnations of the tasks of each cluster, by its id, as of
         `nbdist.cluster.description.living_incarnations`: a later cluster may have taken the name. The body of
         an in-graph run is in the process that started it. A process on another host counts as alive.
         """
         if self.in_graph and self.owner:
             return is_process_alive(self.owner)
+        incarnations = living.get(self.cluster_id or "")
         if incarnations is None:
             return False
         known = {one.incarnation for one in self.members.values()} - {0}
         return not incarnations or not known or bool(incarnations & known)
+
+
+def is_under_way(run: RunFile) -> bool:
+    """Return whether a run has not ended, and the cluster or process that drives it is alive."""
+    record = RunRecord.of(run)
+    return record.active and record.can_continue(living_incarnations(clusters_folder()))

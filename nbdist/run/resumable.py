@@ -36,9 +36,9 @@ from nbdist.errors import (
 )
 from nbdist.json_values import listed
 from nbdist.metrics.run_folder import BODY, NO_BODY, RunFile, read_run, run_folder, write_whole_file
-from nbdist.run.history import is_under_way, known_run
+from nbdist.run.history import known_run
 from nbdist.run.options import Options
-from nbdist.run.record import ACTIVE, RunRecord
+from nbdist.run.record import ACTIVE, RunRecord, is_under_way
 from nbdist.run.values.delivery import Given
 from nbdist.run.values.outcome import decode, encode, pack, unpack
 from nbdist.runtime.task import TaskInfo

@@ -24,8 +24,9 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoun
 from nbdist.frameworks.registry import loaded
 from nbdist.run.attach import attach_run
 from nbdist.run.follow import View
-from nbdist.run.history import is_under_way, runs
+from nbdist.run.history import runs
 from nbdist.run.options import SETTINGS, LaunchOptions, Options
+from nbdist.run.record import is_under_way
 from nbdist.run.replication import replication_of
 from nbdist.run.run import Run
 from nbdist.run.start import resume_run, start_run

@@ -92,11 +92,14 @@ def test_only_a_file_of_this_user_is_read(tmp_path: Path) -> None:
 
 
 def test_a_cluster_whose_lock_is_free_is_dead(tmp_path: Path) -> None:
-    write_description(tmp_path, {"tasks": [a_task(0, 7)]})
-    (tmp_path / "lock").touch()
-    assert living_incarnations(tmp_path) is None
-    with (tmp_path / "lock").open() as lock:
+    assert living_incarnations(tmp_path / "clusters") == {}
+    folder = tmp_path / "clusters" / "one"
+    folder.mkdir(parents=True)
+    write_description(folder, {"tasks": [a_task(0, 7)]})
+    (folder / "lock").touch()
+    assert living_incarnations(tmp_path / "clusters") == {}
+    with (folder / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert living_incarnations(tmp_path) == {1}
-        (tmp_path / "cluster.json").unlink()
-        assert living_incarnations(tmp_path) == frozenset()
+        assert living_incarnations(tmp_path / "clusters") == {"one": {1}}
+        (folder / "cluster.json").unlink()
+        assert living_incarnations(tmp_path / "clusters") == {"one": frozenset()}

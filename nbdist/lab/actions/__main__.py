@@ -155,7 +155,7 @@ def pause_run(report: Report, *, id: str) -> None:
 def resume_run(report: Report, *, id: str) -> None:
     """Resume a paused run, or start one that has ended again; return when its replicas train."""
     from nbdist.metrics.run_folder import read_run
-    from nbdist.run.history import is_under_way
+    from nbdist.run.record import is_under_way
 
     if not is_under_way(read_run(id)):
         start_again(report, id)

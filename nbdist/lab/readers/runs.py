@@ -19,8 +19,10 @@ import re
 import stat
 import threading
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,8 @@ from nbdist.run.record import ACTIVE, RunRecord
 MAX_RUNS = 200  # the newest runs are listed
 LOG_BYTES = 4 << 20  # of all logs together, per poll
 Item = dict[str, Any]
+Liveness = Callable[[], Mapping[str, frozenset[int]]]
+"""Returns the tasks of living clusters, as of one poll: see `living_incarnations`."""
 
 
 class Runs:
@@ -112,7 +116,7 @@ class Runs:
             items = [run.item for run in self._cache.values() if run.item is not None and not run.removed]
             return [one["id"] for one in items if one["cluster"] == cluster_id and one["status"] in ACTIVE]
 
-    def _begin(self) -> tuple[Path | None, ClusterLiveness | None, list[str]]:
+    def _begin(self) -> tuple[Path | None, Liveness | None, list[str]]:
         home, why = files.find_home()
         if home is None:
             self._cache, self._folder = {}, None
@@ -120,26 +124,11 @@ class Runs:
         folder = home / "runs"
         if folder != self._folder:
             self._cache, self._folder = {}, folder
-        return folder, ClusterLiveness(home), []
+        return folder, cache(partial(living_incarnations, home / "clusters")), []
 
     def _run(self, folder: Path, name: str) -> RunCache:
         run = self._cache.get(name)
         return RunCache(folder / name, self._root) if run is None or run.removed else run
-
-
-class ClusterLiveness:
-    """The liveness of the clusters in a home; create a new one for each poll."""
-
-    def __init__(self, home: Path) -> None:
-        self._clusters = home / "clusters"
-        self._found: dict[str, frozenset[int] | None] = {}
-
-    def can_continue(self, record: RunRecord) -> bool:
-        """Return whether the processes that drive a run may be alive."""
-        name = record.cluster_id or "-"
-        if name not in self._found:
-            self._found[name] = living_incarnations(self._clusters / name)
-        return record.can_continue(self._found[name])
 
 
 def damaged(run_id: str, why: str, changed: float) -> RunRecord:
@@ -197,7 +186,7 @@ class RunCache:
         self._tensorboard = self._has_state = self._has_body = False
         self._labels = Labels()
 
-    def poll(self, liveness: ClusterLiveness, budget: Budget) -> None:
+    def poll(self, liveness: Liveness, budget: Budget) -> None:
         """Read changed files, and logs within the budget."""
         try:
             status = os.stat(self.folder, follow_symlinks=False)
@@ -301,11 +290,11 @@ class RunCache:
             paths, self._curves, self._curve = self._curves.paths, Curves(self.folder), NO_CURVE
             self._curves.set_files(paths)
 
-    def _update(self, liveness: ClusterLiveness) -> None:
+    def _update(self, liveness: Liveness) -> None:
         record, curves = self.record, self._curves
         assert record is not None
         self.progress.advance(time.monotonic())
-        reachable = record.active and liveness.can_continue(record)
+        reachable = record.active and record.can_continue(liveness())
         quiet = time.time() - self._last_report > run_record.QUIET_SECONDS
         notes: list[str] = []
         if curves.left:
