@@ -65,11 +65,12 @@ def check_versions(
     """
     versions = [one["version"] for one in found]
     where = {version: _places(version, tasks, found) for version in versions}
+    old = next((version for version in versions if is_older(version, least)), None)
     if "" in where:
         raise MissingExtra(
             package, f"--framework {package}, on all hosts; {package} is missing on {where['']}"
         )
-    if old := next((version for version in versions if is_older(version, least)), None):
+    if old is not None:
         raise FailedPreconditionError(
             f"--framework {package} needs {package} {least} or newer, and {where[old]} has {old}: "
             f'pip install --upgrade "{package}>={least}"'

@@ -276,6 +276,16 @@ class Options(LaunchOptions):
             return replace(found, strategy=SETTINGS[named[0]].strategies[0]).resolve(has_servers)
         return replace(found, synchronous=bool(found.synchronous))
 
+    def placed(self, roster: Roster) -> tuple[Options, list[TaskInfo]]:
+        """Return the options resolved for a cluster, and the workers that take part, the chief first.
+
+        Raises InvalidArgumentError if the cluster does not have the tasks that they ask for.
+        """
+        servers = sum(info.job == "ps" for info in roster)
+        found, workers = self.resolve(bool(servers)), select(roster, self.on)
+        check_numbers(found, len(workers), servers)
+        return found, workers
+
     @property
     def spec(self) -> StrategySpec | None:
         """What there is to know about the strategy, if one was named."""

@@ -19,7 +19,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType
@@ -46,6 +46,16 @@ from nbdist.runtime.task import TaskInfo
 LONGEST_WHY = 1000  # characters
 LARGEST_BODY = 1 << 30  # bytes of the record
 MOST_RESUMED = 1000  # runs, each of which continues the one before it
+
+
+def continued(options: Options) -> tuple[Options, list[Path]]:
+    """Return options with what they take from the run that they resume, and that run's states."""
+    if options.resume is None:
+        return options, []
+    record, states = resumable_run(options.resume)
+    seed = record.seed if options.seed is None else options.seed
+    every = options.checkpoint_every or record.options.get("checkpoint_every")
+    return replace(options, seed=seed, checkpoint_every=every), states
 
 
 def resumable_run(run_id: str) -> tuple[RunFile, list[Path]]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.adopt import adopt
@@ -29,11 +28,11 @@ from nbdist.metrics.run_folder import RunFile, new_run_id, run_folder, versions,
 from nbdist.run.follow import View
 from nbdist.run.in_graph.start import InGraph
 from nbdist.run.membership import MembershipRules
-from nbdist.run.options import Options, check_numbers, parse_on, select
+from nbdist.run.options import Options, parse_on
 from nbdist.run.protocols import RunCalls, RunTasks
 from nbdist.run.recovery.failure_detector import remedy
 from nbdist.run.recovery.ownership import RunOwnership
-from nbdist.run.resumable import members_of, options_of, read_body, record_body, resumable_run
+from nbdist.run.resumable import continued, members_of, options_of, read_body, record_body, resumable_run
 from nbdist.run.run import Run
 from nbdist.run.task.agent import install
 from nbdist.run.task.body import RunSpec, check_source, run_body
@@ -64,15 +63,16 @@ def start_run(
     a text's first line in its cell. Without a cluster it starts a small local one. If the start fails, it
     removes all files of the run.
     """
-    if not isinstance(body, str) and not callable(body):
-        raise InvalidArgumentError(f"the body is source text or a function, not {body!r}")
-    if isinstance(body, str) and not body.strip():
-        raise InvalidArgumentError("the body is empty: there is nothing to run")
     original, inputs = body, given or Given()
     body, given, packed = check_given(body, inputs, not options.replicated.in_client, first_line)
+    options, states = continued(options)
     cluster = cluster or any_cluster(report)
-    rules, workers, states = plan_run(cluster, options)
-    options, servers = rules.options, rules.servers(cluster.tasks)
+    options, workers = options.placed(tuple(cluster.tasks))
+    rules = MembershipRules.of(options, len(workers), sum(info.job == "ps" for info in cluster.tasks))
+    servers = rules.servers(cluster.tasks)
+    check_alive(cluster, [*workers, *servers])
+    if options.data == "service":
+        check_data_tasks(cluster)
     prepare(cluster)
     run_id = new_run_id(options.name)
     reserved: list[TaskInfo] = []
@@ -166,23 +166,6 @@ def start_run(
     return run
 
 
-def plan_run(cluster: Cluster, options: Options) -> tuple[MembershipRules, list[TaskInfo], list[Path]]:
-    """Return the rules of a run, with its options for this cluster, its workers, and the states it continues.
-
-    Raises an error for options that do not fit the cluster, for a task that has died, and for a run that
-    cannot be resumed.
-    """
-    servers = sum(info.job == "ps" for info in cluster.tasks)
-    options = options.resolve(bool(servers))
-    workers = select(tuple(cluster.tasks), options.on)
-    check_numbers(options, len(workers), servers)
-    check_data_tasks(cluster, options)
-    rules = MembershipRules.of(options, len(workers), servers)
-    check_alive(cluster, [*workers, *rules.servers(cluster.tasks)])
-    options, states = _continuing(options)
-    return replace(rules, options=options), workers, states
-
-
 class RunLauncher:
     """Sends a run's body and its pushed values to the new process of one of its workers, or to a new worker.
 
@@ -241,16 +224,6 @@ class RunLauncher:
         return self._cluster.submit(run_body, spec, self._body, on=info.rank)
 
 
-def _continuing(options: Options) -> tuple[Options, list[Path]]:
-    """Return options with what they take from the run that they resume, and that run's states."""
-    if options.resume is None:
-        return options, []
-    record, states = resumable_run(options.resume)
-    seed = record.seed if options.seed is None else options.seed
-    every = options.checkpoint_every or record.options.get("checkpoint_every")
-    return replace(options, seed=seed, checkpoint_every=every), states
-
-
 def _hint(options: Options, name: str, by_flag: bool) -> str:
     """Return the remedy for a name that a body lacks."""
     found = missing_name(name, options.push, by_flag)
@@ -268,10 +241,14 @@ def check_given(
 ) -> tuple[str | Callable[..., Any], Given, Packed | None]:
     """Return a body in the form that is sent, its inputs with its closure, and their description.
 
-    Raises InvalidArgumentError for a text that is not Python or has arguments, for an object of a class of
-    the notebook, and for a value that cannot be sent.
+    Raises InvalidArgumentError for what is neither text nor callable, for a text that is empty, is not
+    Python or has arguments, for an object of a class of the notebook, and for a value that cannot be sent.
     """
+    if not isinstance(body, str) and not callable(body):
+        raise InvalidArgumentError(f"the body is source text or a function, not {body!r}")
     if isinstance(body, str):
+        if not body.strip():
+            raise InvalidArgumentError("the body is empty: there is nothing to run")
         check_source(body, first_line)
         if given.args or given.kwargs:
             raise InvalidArgumentError(
@@ -312,13 +289,8 @@ def any_cluster(report: Callable[[str], object]) -> Cluster:
         return start_cluster(workers=2, ps=1, report=report)
 
 
-def check_data_tasks(cluster: Cluster, options: Options) -> None:
-    """Raise unless a data task lives, if the options ask for them.
-
-    Raises InvalidArgumentError if the cluster has none, TaskDiedError if all have died.
-    """
-    if options.data != "service":
-        return
+def check_data_tasks(cluster: Cluster) -> None:
+    """Raise InvalidArgumentError if a cluster has no data task, TaskDiedError if all have died."""
     found = [info for info in cluster.tasks if info.job == "data"]
     if not found:
         raise InvalidArgumentError(
