@@ -22,26 +22,20 @@ from nbdist.summary.writer import Encoder
 class RunSummaries:
     """The writer of summaries of one replica.
 
-    - ``recorder``: takes the scalars; its event files get the rest
+    - ``recorder``: takes the scalars; its event files get the rest. It says what is dropped or not encoded
     - ``folder``: of these event files, which are made with the first summary
     - ``step``: returns the replica's step, for summaries without one; None before it has trained
-    - ``say``: takes a sentence on summaries that are dropped or cannot be encoded
     - ``rejoins``: whether an earlier process of the task may have left event files
     """
 
     def __init__(
-        self,
-        recorder: Recorder,
-        folder: Path,
-        step: Callable[[], int | None],
-        say: Callable[[str], None],
-        rejoins: bool = False,
+        self, recorder: Recorder, folder: Path, step: Callable[[], int | None], rejoins: bool = False
     ) -> None:
         self._recorder, self._folder, self._step, self._rejoins = recorder, folder, step, rejoins
         self._lock = threading.Lock()
         self._gallery = Gallery()
         self._new: list[Picture] = []
-        self._encoder = Encoder(self._write, say, self._see)
+        self._encoder = Encoder(self._write, recorder.say, self._see)
 
     def add_summary(self, summary: Mapping[str, Written], global_step: int | None = None) -> None:
         """Take values by tag, at the replica's step if none is given."""

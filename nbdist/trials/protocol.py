@@ -115,7 +115,6 @@ def run_spec(sweep: SweepSpec, trial: TrialSpec) -> RunSpec:
         ranks=trial.ranks,
         options=replace(sweep.options, seed=trial.seed, epochs=trial.epochs),
         strategy=strategy_for(sweep, trial),
-        timeline=False,
         names=trial.parameters,
         pushed=sweep.pushed,
         first_line=sweep.first_line,

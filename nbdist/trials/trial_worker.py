@@ -39,7 +39,7 @@ from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.run.progress import trained_apart
 from nbdist.run.task.agent import Agent, agent
-from nbdist.run.task.body import body_environment, filename, open_run, perform
+from nbdist.run.task.body import body_environment, filename, opened, perform
 from nbdist.run.task.reporting import SEND_SECONDS, ActiveRun, Output
 from nbdist.run.task.signals import bodies_only, forget
 from nbdist.runtime.task import Task, current
@@ -289,11 +289,15 @@ def run_trial(
             write=Path(spec.folder) / trial.state, read=Path(trial.resume) if trial.resume else None
         )
         kind = partial(TrialLive, sweep=sweep, trial=trial, reported=reported)
-        live = open_run(spec, task, here, kind, states=states, ends_in_log=True)
-        seed_generators(trial.seed)
-        collect = lambda spec, found: {"metrics": metrics_of(found, sweep.metric)}
-        with surroundings_restored(), defaults_restored(body):
-            outcome = perform(spec, body, task, here, live, body_environment(live, here, spec), collect)
+        collect = lambda fetch, found: {"metrics": metrics_of(found, sweep.metric)}
+        with (
+            opened(spec, here, kind, states=states, ends_in_log=True) as live,
+            surroundings_restored(),
+            defaults_restored(body),
+        ):
+            seed_generators(trial.seed)
+            environment = body_environment(live, spec.framework_port, spec.autoreload)
+            outcome = perform(spec, body, live, here, environment, collect)
     except Exception as error:  # a full disk, say: this trial cannot be run here
         return {"state": "failed", "values": {}, "error": plain(f"{type(error).__name__}: {error}")}
     finally:
@@ -406,6 +410,8 @@ class TrialReports:
 
 class TrialLive(ActiveRun):
     """A trial, as its engine knows it. Points of all series stay in its own log."""
+
+    has_timeline = False
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ from nbdist.run.in_graph.thread import BodyThread, Gate, printing_here
 from nbdist.run.in_graph.towers import Towers
 from nbdist.run.protocols import RunReplacement
 from nbdist.run.task.agent import Agent
-from nbdist.run.task.body import RunSpec, check_fetched, make_context, perform, trained_model
+from nbdist.run.task.body import RunSpec, check_fetched, make_context, perform, trained_model, under_way
 from nbdist.run.task.reporting import ActiveRun, Output
 from nbdist.runtime.server import Server
 from nbdist.runtime.task import Task, TaskInfo, acting_as, host_identity, segment_prefix
@@ -58,14 +58,17 @@ class InGraph:
         self._client = client = ClientTask(cluster)
         try:
             self.workers = [client.info]
-            self._order = spec = replace(spec, ranks=(client.rank,))
+            spec = replace(spec, ranks=(client.rank,))
+            self._run = spec.run
             live = _live(cluster, client, spec, towers, servers)
             gate = Gate()
-            run = partial(
-                perform, spec, body, client, client.agent, live,
-                _body_environment(live.context, client, live.output, default_graph(), gate),
-                partial(_local_results, live.context),
-            )  # fmt: skip
+            environment = _body_environment(live.context, client, live.output, default_graph(), gate)
+            collect = partial(_local_results, live.context)
+
+            def run() -> dict[str, Any]:
+                with under_way(live, client.agent):
+                    return perform(spec, body, live, client.agent, environment, collect)
+
             self.body = BodyThread(client.rank, run, self._body_ended, f"nbdist body of {spec.run}")
             self.tasks = WithClient(cluster, client, gate.interrupt)
         except BaseException:
@@ -76,7 +79,7 @@ class InGraph:
         """Start the body, after subscribing to its run, so that no message is missed."""
         peer = self.tasks.peer(self._client.rank)
         for kind in ("run.reserve", "run.subscribe"):
-            peer.call(kind, {"run": self._order.run})
+            peer.call(kind, {"run": self._run})
         self.body.start()
 
     def close(self) -> None:
@@ -144,10 +147,7 @@ def _live(
         [info.device for info in towers],
     )
     context.towers = reported.context
-    recorder = reported.first
-    context.summaries = RunSummaries(
-        recorder, events_folder(folder, towers[0].name), context.step, recorder.say, spec.rejoins
-    )
+    context.summaries = RunSummaries(reported.first, events_folder(folder, towers[0].name), context.step)
     context.strategy = in_graph_strategy(cluster, spec, towers, servers, context, reported)
     client.agent.traces.sources.append(lambda run: reported.spans(client.name) if run == spec.run else ())
     return ActiveTowerRun(spec.run, context, reported, Output(folder / "output-0000.log"))
@@ -192,9 +192,9 @@ def _body_environment(
         yield
 
 
-def _local_results(context: Context, spec: RunSpec, found: dict[str, Any]) -> dict[str, Any]:
+def _local_results(context: Context, fetch: Sequence[str], found: dict[str, Any]) -> dict[str, Any]:
     """Return the results as they are: they never leave the process."""
-    check_fetched(spec, found)
+    check_fetched(fetch, found)
     return {"values": dict(found), "model": trained_model(context, found)}
 
 

@@ -416,7 +416,7 @@ class Agent:
         self._received.drop(run)
         return_freed_memory()
         if "folder" in frame.meta:
-            self.traces.write(run, str(frame.meta["folder"]))
+            self.traces.write(run, Path(frame.meta["folder"]))
         return Frame("run.released")
 
     def _is_here(self, run: str) -> bool:
@@ -604,13 +604,13 @@ class TraceBuffer:
         spans = [span for source in self.sources for span in source(run)]
         return Part.now(self.task.name, self.task.info.host, Timeline(spans, [self.task.name]))
 
-    def write(self, run: str, folder: str) -> None:
+    def write(self, run: str, folder: Path) -> None:
         """Write the part into the run's folder, once, unless it is empty."""
         part = self.part(run)
         if not part.timeline.spans or self._written == run:
             return
         try:
-            write_part(private_folder(Path(folder)), self.task.rank, part)
+            write_part(private_folder(folder), self.task.rank, part)
         except OSError as error:  # a full disk costs no results; clients can fetch it while the task lives
             log.warning("the timeline of run %s could not be written to %s: %s", run, folder, error)
         self._written = run

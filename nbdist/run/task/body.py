@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -86,8 +86,6 @@ class RunSpec:
     """That of the replicas, also where the options name none."""
     awaits: bool = False
     """Whether a step that needs a lost worker waits for its new process, which the run starts."""
-    timeline: bool = True
-    """Whether the task writes its part of the timeline into the folder."""
     names: dict[str, Any] | None = None
     """Variables of a text, in a namespace of its own, or arguments of a function."""
     pushed: Given | Pushed = field(default_factory=Given)
@@ -110,20 +108,16 @@ class RunSpec:
 
 def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
     """Run a body on this engine; return its outcome as plain data, what it raises too."""
-    task, here = current(), agent()
-    with busy_with(clusters_folder() / task.cluster_id, spec.run), bodies_only():
-        live = open_run(spec, task, here)
-        here.body = spec, body
+    here = agent()
+    with busy_with(clusters_folder() / here.task.cluster_id, spec.run), bodies_only():
         try:
-            outcome = perform(
-                spec,
-                body,
-                task,
-                here,
-                live,
-                body_environment(live, here, spec),
-                partial(_pack_results, live.context),
-            )
+            with opened(spec, here) as live:
+                here.body = spec, body
+                outcome = perform(
+                    spec, body, live, here,
+                    body_environment(live, spec.framework_port, spec.autoreload),
+                    partial(_pack_results, live.context),
+                )  # fmt: skip
             here.cached_outcome.put(spec.run, spec.folder, outcome)
         finally:
             here.body = None
@@ -145,79 +139,73 @@ def end_without_gpu(task: str, error: BaseException) -> None:
 def perform(
     spec: RunSpec,
     body: str | Callable[..., Any],
-    task: Task,
-    here: Agent,
     live: ActiveRun,
+    here: Agent,
     environment: AbstractContextManager[object],
-    collect: Callable[[RunSpec, dict[str, Any]], dict[str, Any]],
+    collect: Callable[[Sequence[str], dict[str, Any]], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Run a body as ``live`` on a task, inside ``environment``, and return its outcome.
+    """Run a body as ``live``, inside ``environment``, and return its outcome.
 
-    ``collect`` makes the part of the outcome that holds the results, from what the body has defined.
+    ``collect`` makes the part of the outcome that holds the results, from the names to fetch and what the
+    body has defined.
     """
-    here.begin(live)
-    outcome: dict[str, Any] = {"rank": task.rank, "task": task.name}
-    code, control = None, live.context.control
-    if isinstance(body, str):
-        code = Code(spec.run, spec.options.fetch, body, spec.names, spec.first_line)
+    context, control = live.context, live.context.control
+    progress, fetch = context.progress, spec.options.fetch
+    outcome: dict[str, Any] = {"rank": here.task.rank, "task": here.task.name}
+    code = Code(spec.run, fetch, body, spec.names, spec.first_line) if isinstance(body, str) else None
     stack = ExitStack()
     try:
         with environment:
             control.check()  # another call had the task until now, and the run may have failed
-            live.context.progress.state = "running"
-            given = spec.pushed.open(task.info.host)
+            progress.state = "running"
+            given = spec.pushed.open(here.task.info.host)
             if code is not None:
                 stack.enter_context(code.with_names(given.names))
                 found = code.run()
             else:
                 stack.enter_context(names_added(getattr(body, "__globals__", {}), given.names))
                 found = _call(with_closure(body, given.closure), given, spec.names or {})
-            end_loops(live.context, whole=True)
-            outcome |= collect(spec, found)
+            end_loops(context, whole=True)
+            outcome |= collect(fetch, found)
     except ReplicaLeft:
-        outcome["left_at"] = live.context.progress.left_at
+        outcome["left_at"] = progress.left_at
     except BaseException as error:
-        live.context.on_error(error)
+        context.on_error(error)
         outcome["error"] = describe_error(error, control)
         cut_off = isinstance(error, (KeyboardInterrupt, *CUT_OFF)) and control.stop_requested
         if code is not None and cut_off:
             # It was stopped between two looks at the control: what was trained is kept all the same.
-            outcome |= collect(replace(spec, options=replace(spec.options, fetch=())), code.bound())
+            outcome |= collect((), code.bound())
     finally:
         stack.close()
-        end_loops(live.context, whole=False)
-        live.context.progress.state = "finished"
+        end_loops(context, whole=False)
+        progress.state = "finished"
         stopped = control.stop_requested  # what is asked for later has stopped nothing
-        if live.context.summaries is not None:
-            live.context.summaries.flush()  # the last messages have the last pictures
-        here.end(live)
-        live.context.world.end()
-        live.close()
-    if spec.timeline:
-        here.traces.write(spec.run, spec.folder)
-    outcome |= {
+    return outcome | {
         "stopped": stopped,
         "ended": time.time(),
-        "trainings": live.context.trainings,
-        "monitored": live.context.progress.sessions,
-        "joined": live.context.progress.joined,
+        "trainings": context.trainings,
+        "monitored": progress.sessions,
+        "joined": progress.joined,
         "last_epochs": live.last_epochs(),
-        "global_step": live.context.progress.global_step,
-        "step": live.context.progress.step,
-        "dropped": live.context.progress.dropped,
-        "skipped": live.context.progress.skipped,
+        "global_step": progress.global_step,
+        "step": progress.step,
+        "dropped": progress.dropped,
+        "skipped": progress.skipped,
     }
-    return outcome
 
 
 @contextmanager
-def body_environment(live: ActiveRun, here: Agent, spec: RunSpec) -> Iterator[None]:
-    """Give the whole process to a body: an engine has nothing else to do. It alone is interrupted."""
-    context, output, framework = live.context, live.output, spec.options.framework
+def body_environment(live: ActiveRun, port: int | None, autoreload: Sequence[str]) -> Iterator[None]:
+    """Give the whole process to a body: an engine has nothing else to do. It alone is interrupted.
+
+    ``port`` and ``autoreload`` are those of its `RunSpec`.
+    """
+    context, output, framework = live.context, live.output, live.context.framework
     inner = interruptible()
     if framework is not None:
         inner = framework_environment(
-            FRAMEWORKS[framework](), context.world, context.control, spec.framework_port, interruptible
+            FRAMEWORKS[framework](), context.world, context.control, port, interruptible
         )
     with (
         contexts.use(context),
@@ -231,22 +219,24 @@ def body_environment(live: ActiveRun, here: Agent, spec: RunSpec) -> Iterator[No
     ):
         if framework is not None:  # ends after `inner`, so that no interrupt cuts its end off
             steered.enter_context(seen_and_steered(framework, context))
-        settle_edits(spec.autoreload, context.note)
+        settle_edits(autoreload, context.note)
         yield
 
 
-def open_run(
-    spec: RunSpec, task: Task, here: Agent, kind: Callable[..., ActiveRun] = ActiveRun, **own: Any
-) -> ActiveRun:
-    """Open a run on this task: its context, its logs and its output; ``kind`` makes it of these.
+@contextmanager
+def opened(
+    spec: RunSpec, here: Agent, kind: Callable[..., ActiveRun] = ActiveRun, **own: Any
+) -> Iterator[ActiveRun]:
+    """Open a run on this task, inside a ``with``: its context, its logs and its output; ``kind`` makes it.
 
     ``own`` are fields of the context that differ for this kind.
     """
-    folder, options, control = private_folder(Path(spec.folder)), spec.options, here.control(spec.run)
+    folder, options, task = private_folder(Path(spec.folder)), spec.options, here.task
+    control, events = here.control(spec.run), events_folder(folder, task.name)
     recorder = Recorder(
         log_path(folder, task.rank),
         replica=(spec.numbers or range(len(spec.ranks)))[spec.ranks.index(task.rank)],
-        events=events_folder(folder, task.name) if options.tensorboard else None,
+        events=events if options.tensorboard else None,
         rejoins=spec.rejoins,
     )
     world = World(
@@ -254,9 +244,9 @@ def open_run(
         kind=options.collective, least=options.min_workers or 1, rejoins=spec.rejoins,
         coordinator=here.groups, numbers=spec.numbers, began_with=spec.began_with,
     )  # fmt: skip
+    others = OtherReplicas(spec.run, spec.ranks, here, control)
     if spec.rejoins:
-        _take_commands(spec, task, control)
-    others = partial(_others, spec, task, here)
+        others.take_commands()
     context = make_context(
         spec, task, control,
         world=world,
@@ -269,93 +259,103 @@ def open_run(
         if options.data == "service"
         else None,
         on_error=partial(end_without_gpu, task.name),
-        end_everywhere=partial(_end_everywhere, spec, task, others),
-        rest_everywhere=partial(_rest_everywhere, spec, task, others),
-        plan_everywhere=partial(_plan_everywhere, spec, task, control),
+        end_everywhere=others.end_training,
+        rest_everywhere=others.rest,
+        plan_everywhere=others.plan,
         **own,
     )  # fmt: skip
-    context.summaries = RunSummaries(
-        recorder, events_folder(folder, task.name), context.step, recorder.say, spec.rejoins
-    )
-    return kind(spec.run, context, recorder, Output(folder / f"output-{task.rank:04d}.log"))
+    context.summaries = RunSummaries(recorder, events, context.step, spec.rejoins)
+    live = kind(spec.run, context, recorder, Output(folder / f"output-{task.rank:04d}.log"))
+    with under_way(live, here):
+        yield live
+
+
+@contextmanager
+def under_way(live: ActiveRun, here: Agent) -> Iterator[None]:
+    """Report a run on this task to its clients, inside a ``with``; then end it and close its logs."""
+    here.begin(live)
+    try:
+        yield
+    finally:
+        if live.context.summaries is not None:
+            live.context.summaries.flush()  # the last messages have the last pictures
+        here.end(live)
+        live.context.world.end()
+        live.close()
+    if live.has_timeline:
+        here.traces.write(live.run, live.recorder.path.parent)
 
 
 def make_context(spec: RunSpec, task: Task, control: contexts.Control, **own: Any) -> contexts.Context:
     """Return the context of a body on a task; ``own`` are the fields of this kind of run."""
-    framework = spec.options.framework
+    options, folder, states = spec.options, Path(spec.folder), None
+    if (every := options.checkpoint_every) is not None or spec.states:
+        interval = None if every is None else parse_interval(every)
+        states = TrainingStates(folder, interval, read=[Path(one) for one in spec.states])
     common: dict[str, Any] = {
         "step_log": StepLog(task.device),
-        "checkpoints": Checkpoints(Path(spec.folder) / "checkpoints"),
-        "states": make_states(spec),
+        "checkpoints": Checkpoints(folder / "checkpoints"),
+        "states": states,
         "is_chief": task.rank == spec.ranks[0],
-        "framework": framework,
+        "framework": options.framework,
         # Such a body trains by calls of its own, between which nothing looks for a stop.
-        "ends_in_log": framework is not None,
+        "ends_in_log": options.framework is not None,
     }
     return contexts.Context(
-        run=spec.run, device=task.device, options=spec.options, seed=spec.options.seed, quiet=True,
+        run=spec.run, device=task.device, options=options, seed=options.seed, quiet=True,
         control=control, **{**common, **own},
     )  # fmt: skip
 
 
-def make_states(spec: RunSpec) -> TrainingStates | None:
-    """Return the states that a run writes and continues; None if it does neither."""
-    if spec.options.checkpoint_every is None and not spec.states:
-        return None
-    every = spec.options.checkpoint_every
-    interval = None if every is None else parse_interval(every)
-    return TrainingStates(Path(spec.folder), interval, read=[Path(one) for one in spec.states])
+class OtherReplicas:
+    """Messages to the other replicas of a run, which began with ``ranks``."""
 
+    def __init__(self, run: str, ranks: Sequence[int], here: Agent, control: contexts.Control) -> None:
+        self._run, self._here, self._control = run, here, control
+        self._ranks = [rank for rank in ranks if rank != here.task.rank]
 
-def _others(spec: RunSpec, task: Task, here: Agent) -> list[int]:
-    """Return the ranks of the run's other workers, with those that were added to it since."""
-    return sorted({*spec.ranks, *here.added(spec.run)} - {task.rank})
+    def end_training(self, number: int) -> None:
+        """Notify them that a callback of the chief has ended a training."""
+        self._send("run.end_training", {"number": number})
 
+    def rest(self, number: int) -> None:
+        """Notify them that the chief rests."""
+        self._send("run.control", {"do": "rest", "number": number})
 
-def _end_everywhere(spec: RunSpec, task: Task, others: Callable[[], list[int]], number: int) -> None:
-    """Notify the other replicas that a callback of the chief has ended a training."""
-    for rank in others():
-        with suppress(NbdistError):  # it is lost, which the failure detector reports, or has left
-            task.peer(rank).send("run.end_training", {"run": spec.run, "number": number})
+    def _send(self, kind: str, meta: dict[str, Any]) -> None:
+        """Send a message to all, also to those that were added since."""
+        for rank in sorted({*self._ranks, *self._here.added(self._run)} - {self._here.task.rank}):
+            with suppress(NbdistError):  # it has ended, which the failure detector reports, or has left
+                self._here.task.peer(rank).send(kind, {"run": self._run, **meta})
 
+    def plan(self, plan: contexts.StepPlan) -> None:
+        """Give them a plan for a step; return when each has it, or has ended.
 
-def _take_commands(spec: RunSpec, task: Task, control: contexts.Control) -> None:
-    """Take over the commands that the other replicas have received: a pause, or the end of a training."""
-    for rank in spec.ranks:
-        if rank == task.rank:
-            continue
-        try:
-            answer = task.peer(rank).call("run.commands", {"run": spec.run}, timeout=COMMANDS_SECONDS)
-        except NbdistError:  # it has ended or is frozen: the next one
-            continue
-        if answer.meta["running"]:
-            control.ended_training = int(answer.meta["ended_training"])
-            if answer.meta["paused"]:
-                control.pause(int(answer.meta["pause_number"]))
-            return
+        Raises AbortedError if the run is aborted, as it is when one of them is lost.
+        """
+        message = {"run": self._run, "do": "plan", **asdict(plan)}
+        for rank in self._ranks:
+            while True:
+                try:
+                    self._here.task.peer(rank).call("run.control", message, timeout=COMMANDS_SECONDS)
+                    break
+                except NbdistError:  # it is lost or slow; a plan that it has twice changes nothing
+                    self._control.check()
+                    time.sleep(RETRY_SECONDS)
 
-
-def _rest_everywhere(spec: RunSpec, task: Task, others: Callable[[], list[int]], number: int) -> None:
-    """Notify the other replicas that the chief rests."""
-    for rank in others():
-        with suppress(NbdistError):  # it has ended, which the failure detector reports, or has left
-            task.peer(rank).send("run.control", {"run": spec.run, "do": "rest", "number": number})
-
-
-def _plan_everywhere(spec: RunSpec, task: Task, control: contexts.Control, plan: contexts.StepPlan) -> None:
-    """Give the other replicas a plan for a step; return when each has it, or has ended.
-
-    Raises AbortedError if the run is aborted, as it is when one of them is lost.
-    """
-    message = {"run": spec.run, "do": "plan", **asdict(plan)}
-    for rank in spec.ranks:
-        while rank != task.rank:
+    def take_commands(self) -> None:
+        """Take over the commands that they have received: a pause, or the end of a training."""
+        for rank in self._ranks:
             try:
-                task.peer(rank).call("run.control", message, timeout=COMMANDS_SECONDS)
-                break
-            except NbdistError:  # it is lost or slow; a plan that it has twice changes nothing
-                control.check()
-                time.sleep(RETRY_SECONDS)
+                peer = self._here.task.peer(rank)
+                meta = peer.call("run.commands", {"run": self._run}, timeout=COMMANDS_SECONDS).meta
+            except NbdistError:  # it has ended or is frozen: the next one
+                continue
+            if meta["running"]:
+                self._control.ended_training = int(meta["ended_training"])
+                if meta["paused"]:
+                    self._control.pause(int(meta["pause_number"]))
+                return
 
 
 def _call(body: Any, given: Given, names: dict[str, Any]) -> dict[str, Any]:
@@ -403,19 +403,19 @@ def _needed(found: Mapping[str, Any]) -> set[str]:
     return needed | {RETURNED} if unnamed else needed
 
 
-def _pack_results(context: contexts.Context, spec: RunSpec, found: dict[str, Any]) -> dict[str, Any]:
+def _pack_results(context: contexts.Context, fetch: Sequence[str], found: dict[str, Any]) -> dict[str, Any]:
     """Pack the results to be fetched: the chief's only; names in ``fetch`` must be defined."""
     weights = [] if context.weights is None else context.weights()
     if not context.is_chief:
         return {"weights": weights}
     results, left = {}, []
-    check_fetched(spec, found)
+    check_fetched(fetch, found)
     needed = _needed(found)
     for name, value in found.items():
         try:
             results[name] = pack(value)
         except (InvalidArgumentError, ResourceExhaustedError) as error:
-            if name in spec.options.fetch:
+            if name in fetch:
                 raise InvalidArgumentError(f"--fetch {name}: {error}") from None
             if isinstance(error, ResourceExhaustedError) or name in needed:
                 left.append(f"{name} stayed on {current().name}: {error}")
@@ -454,9 +454,9 @@ def _is_model(value: Any) -> bool:
     return issubclass(type(value), Model) or framework_of(value) is not None
 
 
-def check_fetched(spec: RunSpec, found: dict[str, Any]) -> None:
+def check_fetched(fetch: Sequence[str], found: dict[str, Any]) -> None:
     """Raise unless the body has defined all names that were asked for."""
-    for name in spec.options.fetch:
+    for name in fetch:
         if name not in found:
             raise InvalidArgumentError(f"--fetch {name}: the body defined no {name!r}")
 

@@ -38,6 +38,9 @@ GPU_SECONDS = 1.0  # between two samples of its GPU
 class ActiveRun:
     """One run on one task, while its body runs."""
 
+    has_timeline = True
+    """Whether its folder gets the task's part of a timeline."""
+
     def __init__(self, run: str, context: Context, recorder: Recorder, output: Output) -> None:
         self.run, self.context, self.recorder, self.output = run, context, recorder, output
         self.cancel: Callable[[], None] = lambda: None
