@@ -40,7 +40,7 @@ def train(
     else:  # from pulling parameters to pushing the gradient: no callback is in between, so in what fit uses
         objective = model._objective_for(batches)
         program = objective.training_program
-        slow = lambda *shapes, **how: slowed(program(*shapes, **how), waits)
+        slow = lambda spec: slowed(program(spec), waits)
         objective.training_program = slow  # type: ignore[method-assign]
     watch = Watch(target)
     model.fit(

@@ -21,7 +21,7 @@ leaving  A replica that is to leave says so with its next push, in a control val
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -51,8 +51,8 @@ from nbdist.train.capabilities import (
     TableRows,
 )
 from nbdist.train.one_device import apart, by_variable, interleaved
-from nbdist.train.replica import Replica, RetryStep, itself, push_zeros, rows_of
-from nbdist.train.trainable import Trainable
+from nbdist.train.replica import Replica, RetryStep, itself, push_zeros, tables_in
+from nbdist.train.trainable import Program, ProgramSpec, Shapes, Trainable
 from nbdist.wire.collective.buckets import Bucket, Buckets, plan_buckets
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -230,15 +230,13 @@ class AllReduceReplica(
     def pull(self) -> None:
         """Do nothing: the parameters are here."""
 
-    def program(
-        self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
-    ) -> Callable[..., tuple[Array, ...]]:
+    def program(self, model: Trainable, shapes: Shapes) -> Program:
         """Return the step's program, which marks each gradient as soon as it is computed.
 
         On a GPU this cuts CUDA graphs, so it is left out for one bucket, which only ``push`` can reduce.
         """
         ready = None if self.resident and len(self._plan) == 1 else self._ready
-        return model.training_program(shapes, self.values, ready, **rows_of(self))
+        return model.training_program(ProgramSpec(shapes, self.values, ready, tables_in(self)))
 
     def gradients(self) -> Sequence[Array]:
         """Return the places of the gradients in their buckets."""

@@ -36,7 +36,7 @@ Deaths. The slots of a lost replica are nowhere else, so the run ends, and conti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -65,7 +65,7 @@ from nbdist.train.capabilities import Nonfinite, Reads, StepSpans
 from nbdist.train.one_device import by_variable
 from nbdist.train.options import option, rows
 from nbdist.train.replica import Replica, itself
-from nbdist.train.trainable import ParameterReads, Trainable
+from nbdist.train.trainable import ParameterReads, Program, ProgramSpec, Shapes, Trainable
 from nbdist.wire.collective.buckets import Bucket, Buckets
 from nbdist.wire.pages import TransientBuffer
 
@@ -287,13 +287,11 @@ class ShardedReplica(AllReduceReplica, Reads):
     def newest(self) -> None:
         """Do nothing: in stage 3 `ask_values` has said that they are here, and no step begins."""
 
-    def program(
-        self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
-    ) -> Callable[..., tuple[Array, ...]]:
+    def program(self, model: Trainable, shapes: Shapes) -> Program:
         """Return the step's program, which in stage 3 gathers what it reads."""
         if self._gathers is None:
             return super().program(model, shapes)
-        program = model.training_program(shapes, self._views, self._ready, gathers=self._gathers)
+        program = model.training_program(ProgramSpec(shapes, self._views, self._ready, gathers=self._gathers))
 
         def gathering(*arrays: Array) -> tuple[Array, ...]:
             with _fatal_losses():

@@ -37,7 +37,7 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.train.context import MODEL, Context
 from nbdist.train.resume import MODEL as ABOUT_MODEL
-from nbdist.train.trainable import Gathers, Parts, Trainable
+from nbdist.train.trainable import Gathers, Parts, Program, ProgramSpec, Trainable
 
 NAMES = "arrays"
 
@@ -128,19 +128,12 @@ class FrameworkModel(Trainable):
                 )
         return tuple(leaves)
 
-    def training_program(
-        self,
-        shapes: tuple[tuple[int, ...], ...],
-        values: Sequence[Array],
-        ready: Callable[[int], object] | None = None,
-        tables: Sequence[int] = (),
-        gathers: Gathers | None = None,
-    ) -> Callable[..., tuple[Array, ...]]:
+    def training_program(self, spec: ProgramSpec) -> Program:
         """Return ``program(*batch, scale, [drawn,] *gradients) -> (loss, *metrics)``."""
-        self.bind(values)
-        if gathers is not None:
-            self.gather_with(gathers)
-        count, mark = len(shapes), ready or _unmarked
+        self.bind(spec.values)
+        if spec.gathers is not None:
+            self.gather_with(spec.gathers)
+        count, mark = len(spec.shapes), spec.ready or _unmarked
         fed = count + 1 + self.draws
 
         def program(*arrays: Any) -> tuple[Any, ...]:

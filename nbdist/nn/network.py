@@ -29,7 +29,7 @@ from nbdist.nn.measures import Measure, one_per_example
 from nbdist.nn.stages import Pipeline
 from nbdist.optim.precision import BFLOAT16, LossScale
 from nbdist.train.context import current
-from nbdist.train.trainable import Gathers, ParameterReads, Parts, Trainable
+from nbdist.train.trainable import Gathers, ParameterReads, Parts, ProgramSpec, Shapes, Trainable
 
 Array: TypeAlias = np.ndarray[Any, Any]
 FLOAT = np.dtype(np.float32)
@@ -343,7 +343,7 @@ class Objective(Trainable):
             (forward if t in first else backward).update(read)
         return ParameterReads(frozenset(forward), frozenset(backward))
 
-    def lookups(self, shapes: tuple[tuple[int, ...], ...]) -> Callable[..., tuple[Array, ...]]:
+    def lookups(self, shapes: Shapes) -> Callable[..., tuple[Array, ...]]:
         """Return ``program(x, y)``, which returns the row numbers that a batch looks up in each table."""
         wanted = [self._rows_of(i).indices for i in self._tables]
         program = compile_program(wanted, feeds=[self.network.x], shapes=shapes[:1])
@@ -369,37 +369,30 @@ class Objective(Trainable):
         inverse = None if scale is None else 1 / scale
         return [g if inverse is None else g * inverse for g in found if g is not None]
 
-    def training_program(
-        self,
-        shapes: tuple[tuple[int, ...], ...],
-        values: Sequence[Array],
-        ready: Callable[[int], object] | None = None,
-        tables: Sequence[int] = (),
-        gathers: Gathers | None = None,
-    ) -> Callable[..., tuple[Array, ...]]:
+    def training_program(self, spec: ProgramSpec) -> Callable[..., tuple[Array, ...]]:
         """Return ``program(x, y, scale, [draw,] *gradients) -> (loss, *metrics, *rows)``; it moves states."""
         if self.network.precision == BFLOAT16:
             raise InvalidArgumentError(
                 f"precision {BFLOAT16!r} is for --strategy tpu, which XLA compiles: NumPy has no bfloat16. "
                 "Use 'mixed_float16', or train with nb.distribute.TPUStrategy()"
             )
-        if shapes[0][0] == 1 and self.network.normalises_examples:
+        if spec.shapes[0][0] == 1 and self.network.normalises_examples:
             current().note_single_example("BatchNorm")
-        xp = backend_of(values[0])
+        xp, ready = backend_of(spec.values[0]), spec.ready
         states = self._states_of(xp)
-        held = dict(zip(self.network.trainable, values, strict=True)) | states
+        held = dict(zip(self.network.trainable, spec.values, strict=True)) | states
         if self._loss_scale is not None and self.loss_scale is not None:
             held[self._loss_scale] = self.loss_scale.array(xp)
         updates = self.network.training.updates
         feeds = [self.network.x, self.y, self.scale, *([self.network.draw] if self.draws else [])]
         # What is asked for first is computed first: where gradients are waited for, the last layer's.
-        numbered = [(i, g) for i, g in enumerate(self._gradients) if i not in tables]
+        numbered = [(i, g) for i, g in enumerate(self._gradients) if i not in spec.tables]
         wanted = [g for _, g in (numbered if ready is None else numbered[::-1])]
-        rows = [self._rows_of(i) for i in tables]
+        rows = [self._rows_of(i) for i in spec.tables]
         program = compile_program(
             [self._loss, *self._metrics, *(part for one in rows for part in (one.values, one.indices))],
             feeds=feeds,
-            shapes=[*shapes, (), *([(4,)] if self.draws else [])],
+            shapes=[*spec.shapes, (), *([(4,)] if self.draws else [])],
             values=held,
             into=[*wanted, *updates.values()],
             xp=xp,
@@ -407,7 +400,7 @@ class Objective(Trainable):
             written=None
             if ready is None
             else {g: partial(ready, number) for number, g in reversed(numbered)},
-            gathered=None if gathers is None else self._gathered(gathers),
+            gathered=None if spec.gathers is None else self._gathered(spec.gathers),
         )
         if not updates and ready is None:
             return program
@@ -494,7 +487,7 @@ class Objective(Trainable):
             schedule=pipeline.schedule,
         )
 
-    def evaluation_program(self, shapes: tuple[tuple[int, ...], ...], values: Sequence[Array]) -> Program:
+    def evaluation_program(self, shapes: Shapes, values: Sequence[Array]) -> Program:
         """Return ``program(x, y) -> (sum of losses, *sums of metrics)``."""
         xp = backend_of(values[0])
         states = self._states_of(xp)

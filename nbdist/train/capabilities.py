@@ -24,7 +24,7 @@ from nbdist.runtime.layout import Layout
 from nbdist.runtime.tables import RowGradient
 
 if TYPE_CHECKING:
-    from nbdist.train.trainable import Trainable
+    from nbdist.train.trainable import Program, Shapes, Trainable
 
 
 @dataclass(frozen=True)
@@ -180,9 +180,7 @@ class Programs(ABC):
     values: list[Array]
 
     @abstractmethod
-    def program(
-        self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
-    ) -> Callable[..., tuple[Array, ...]]:
+    def program(self, model: Trainable, shapes: Shapes) -> Program:
         """Return the step's program for batches of these shapes; see `Trainable.training_program`."""
 
     @property

@@ -23,7 +23,7 @@ from nbdist.runtime.layout import Layout
 from nbdist.train.capabilities import ArrayMemory, Programs, Reads, StepChecks
 from nbdist.train.one_device import layout_of
 from nbdist.train.replica import Replica, itself, tables_in
-from nbdist.train.trainable import Trainable
+from nbdist.train.trainable import Program, ProgramSpec, Shapes, Trainable
 
 
 def on_device(replica: Replica, device: str) -> Replica:
@@ -63,11 +63,9 @@ class DeviceReplica(Replica, Programs, Reads, StepChecks):
         self.spans = replace(inner.spans, pull=inner.spans.pull or ("receive", "parameters from the host"))
         self._upload()
 
-    def program(
-        self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
-    ) -> Callable[..., tuple[Array, ...]]:
+    def program(self, model: Trainable, shapes: Shapes) -> Program:
         """Return the step's program, after which the gradients are on their way to the host."""
-        program = model.training_program(shapes, self.values)
+        program = model.training_program(ProgramSpec(shapes, self.values))
 
         def run(*arrays: Array) -> tuple[Array, ...]:
             results = program(*arrays)

@@ -22,8 +22,8 @@ gradients (`nbdist.train.device`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Sequence
+from typing import Any, Self
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph.backend import Array
@@ -44,9 +44,7 @@ from nbdist.train.capabilities import (
     TableRows,
     TrainingHooks,
 )
-
-if TYPE_CHECKING:
-    from nbdist.train.trainable import Trainable
+from nbdist.train.trainable import Program, ProgramSpec, Shapes, Trainable
 
 
 class RetryStep(Exception):
@@ -223,18 +221,11 @@ def change_rate(replica: Replica, rate: float) -> None:
     replica.rate.set_learning_rate(rate)
 
 
-def step_program(
-    replica: Replica, model: Trainable, shapes: tuple[tuple[int, ...], ...]
-) -> Callable[..., tuple[Array, ...]]:
+def step_program(replica: Replica, model: Trainable, shapes: Shapes) -> Program:
     """Return a step's program for batches of these shapes; see `Trainable.training_program`."""
     if replica.programs is not None:
         return replica.programs.program(model, shapes)
-    return model.training_program(shapes, replica.values, **rows_of(replica))
-
-
-def rows_of(replica: Replica) -> dict[str, Any]:
-    """Return the argument of `Trainable.training_program` that names a replica's tables, if it has some."""
-    return {"tables": tables} if (tables := tables_in(replica)) else {}
+    return model.training_program(ProgramSpec(shapes, replica.values, tables=tables_in(replica)))
 
 
 def arrays_computed_with(replica: Replica) -> Sequence[Array]:

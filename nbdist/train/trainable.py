@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from nbdist.graph.backend import Array
 from nbdist.graph.op import Shape
@@ -52,6 +52,27 @@ class Gathers(ABC):
     @abstractmethod
     def end_pass(self) -> None:
         """End a forward and backward pass of a step that has several."""
+
+
+Program: TypeAlias = Callable[..., tuple[Array, ...]]
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """What a replica wants of the program of its steps: see `Trainable.training_program`."""
+
+    shapes: Shapes
+    """Of the arrays of a batch."""
+    values: Sequence[Array]
+    """The parameters that the program computes with."""
+    ready: Callable[[int], object] | None = None
+    """Called with a variable's number once its gradient is there; those of the last layers come first."""
+    tables: Sequence[int] = ()
+    """Variables with no array for their gradients: the program's ``rows`` are, for each, the gradients of the
+    rows that were looked up, and their row numbers."""
+    gathers: Gathers | None = None
+    """Has each unit of parameters be here while it is read; only for models with ``parameter_reads``."""
 
 
 class Trainable(ABC):
@@ -108,7 +129,7 @@ class Trainable(ABC):
         """When its program reads which variables; None if it needs all of them all the time."""
         return None
 
-    def lookups(self, shapes: tuple[tuple[int, ...], ...]) -> Callable[..., tuple[Array, ...]]:
+    def lookups(self, shapes: Shapes) -> Program:
         """Return ``program(*batch)``, which returns the row numbers that a batch looks up in each table."""
         raise NotImplementedError(f"{type(self).__name__} has no tables")
 
@@ -148,24 +169,8 @@ class Trainable(ABC):
         return lambda: None
 
     @abstractmethod
-    def training_program(
-        self,
-        shapes: tuple[tuple[int, ...], ...],
-        values: Sequence[Array],
-        ready: Callable[[int], object] | None = None,
-        tables: Sequence[int] = (),
-        gathers: Gathers | None = None,
-    ) -> Callable[..., tuple[Array, ...]]:
+    def training_program(self, spec: ProgramSpec) -> Program:
         """Return ``program(*batch, scale, [draw,] *gradients) -> (loss, *metrics, *rows)``.
-
-        Gradients of ``tables`` are not written to arrays: ``rows`` holds, for each table, the gradients of
-        the rows that were looked up and their row numbers.
-
-        ``ready`` is called with the number of a variable as soon as its gradient is there; those of the last
-        layers come first.
-
-        With ``gathers`` the program has each unit of parameters be here while it reads it; only models with
-        :attr:`parameter_reads` get them.
 
         ``scale`` is one over the size of the global batch; the loss is the sum over the examples times it,
         so that gradients (and losses) of replicas add up. Metrics are means over the replica's examples.

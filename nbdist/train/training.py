@@ -40,11 +40,10 @@ from nbdist.train.schedule import RateAt, RateSchedule
 from nbdist.train.step import Batch, Step, StepDriver
 from nbdist.train.step_timing import StepEvents
 from nbdist.train.strategy import tables_of
-from nbdist.train.trainable import Trainable
+from nbdist.train.trainable import Program, Trainable
 from nbdist.train.weighing import counted_in, measures_of, own_loss
 
 Array: TypeAlias = np.ndarray[Any, Any]
-Program = Callable[..., tuple[Array, ...]]
 Save = Callable[[Sequence[Array], Path], Path]
 BeforeUpdate = Callable[[Sequence[Array], Sequence[Array]], object]
 NO_IDS = np.zeros(0, np.int64)

@@ -345,7 +345,7 @@ def test_a_model_without_a_graph_is_refused(town: Town) -> None:
         variables: list[tuple[str, Array]] = [("w", np.zeros(2, np.float32))]
         metric_names: list[str] = []
 
-        def training_program(self, shapes: Any, values: Any) -> Any:
+        def training_program(self, spec: Any) -> Any:
             raise AssertionError
 
         def prepare(self, batch: tuple[Array, ...]) -> tuple[Array, ...]:

@@ -36,6 +36,7 @@ from nbdist.optim import SGD
 from nbdist.testing import thread_world
 from nbdist.testing.strategy import everywhere
 from nbdist.train.context import Context, use
+from nbdist.train.trainable import ProgramSpec
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng
@@ -89,7 +90,7 @@ def test_the_gradient_is_dropped_where_the_value_is() -> None:
     objective = Objective(network, weights, SparseCategoricalCrossentropy(from_logits=True), [])
     gradients = [np.empty_like(w) for w in weights]
     objective.seed, objective.training = 5, 2
-    program = objective.training_program(((8, 6), (8,)), weights)
+    program = objective.training_program(ProgramSpec(((8, 6), (8,)), weights))
     program(x, y, np.float32(1), objective.draw(4, 0), *gradients)
     kept = x * dropped((8, 6), (5, 2, 4, 0), 0.5, 0)
     z = kept @ weights[0] + weights[1]
@@ -107,7 +108,8 @@ def test_any_number_of_replicas_computes_one_gradient(parts: tuple[int, ...]) ->
     def gradient(start: int, stop: int) -> list[Array]:
         found = [np.zeros_like(w) for w in weights]
         if stop > start:
-            program = objective.training_program(((stop - start, 6), (stop - start,)), weights)
+            shapes = ((stop - start, 6), (stop - start,))
+            program = objective.training_program(ProgramSpec(shapes, weights))
             program(x[start:stop], y[start:stop], np.float32(1 / 8), objective.draw(9, start), *found)
         return found
 

@@ -35,6 +35,7 @@ from nbdist.train.capabilities import Agreement, Measures, ReplicaState, Restore
 from nbdist.train.context import Context
 from nbdist.train.custom.replicas import NoVariables
 from nbdist.train.replica import ReplicaLeft, change_rate, continuing, rate_of, step_program, tables_in
+from nbdist.train.trainable import ProgramSpec
 
 
 @dataclass
@@ -172,14 +173,12 @@ def test_a_read_brings_what_the_last_step_has_made(kind: str) -> None:
 @having("programs")
 def test_a_program_writes_the_gradients_that_a_push_sends(kind: str) -> None:
     class Ones(NoVariables):
-        def training_program(self, *given: Any, **how: Any) -> Any:
-            _, _, ready = (*given, None)[:3]
-
+        def training_program(self, spec: ProgramSpec) -> Any:
             def program(*gradients: Any) -> tuple[Any, ...]:
                 for number, one in reversed([*enumerate(gradients)]):
                     one[...] = 1
-                    if ready is not None:
-                        ready(number)
+                    if spec.ready is not None:
+                        spec.ready(number)
                 return (np.float32(0),)
 
             return program

@@ -30,6 +30,7 @@ from nbdist.train.options import TrainingOptions
 from nbdist.train.replica import Replica, itself
 from nbdist.train.step_timing import StepLog
 from nbdist.train.strategy import Strategy
+from nbdist.train.trainable import ProgramSpec
 
 Array = np.ndarray[Any, Any]
 
@@ -376,7 +377,7 @@ class Late(Watched, Overlap, Programs):
         self.made: list[list[Array]] = []
 
     def program(self, model: Any, shapes: tuple[tuple[int, ...], ...]) -> Any:
-        program = model.training_program(shapes, self.values)
+        program = model.training_program(ProgramSpec(shapes, self.values))
 
         def run(*arrays: Array) -> Sequence[Array]:
             self.calls.append("begin")

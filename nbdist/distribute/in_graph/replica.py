@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,7 +14,7 @@ from nbdist.errors import NanLossError
 from nbdist.graph.tensor import Tensor
 from nbdist.train.capabilities import ArrayMemory, LearningRate, Programs, Reads, StepSpans
 from nbdist.train.replica import Replica, itself
-from nbdist.train.trainable import Trainable
+from nbdist.train.trainable import Program, Shapes, Trainable
 
 if TYPE_CHECKING:
     from nbdist.distribute.in_graph.strategy import InGraphStrategy
@@ -49,9 +49,7 @@ class InGraphReplica(Replica, LearningRate, Programs, Reads):
         for (v, _), value in zip(states, found[len(self.values) :], strict=True):
             np.copyto(self._joint.parts.states[v], value)
 
-    def program(
-        self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
-    ) -> Callable[..., tuple[Array, ...]]:
+    def program(self, model: Trainable, shapes: Shapes) -> Program:
         """Return the step for batches of these shapes; the update is part of it."""
         cuts = split_batch(shapes[0][0], len(self._towers), self._joint.parts.micro_batches)
         way = [(tower, len(cut)) for tower, cut in zip(self._towers, cuts, strict=True) if cut]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from nbdist.graph.tensor import Variable
 from nbdist.graph.xla.devices import jax_module, wide_types
 from nbdist.optim import Optimizer
 from nbdist.train.compiled_replica import CompiledReplica
-from nbdist.train.trainable import Held, Parts, Trainable, WholeStep
+from nbdist.train.trainable import Held, Parts, Program, Shapes, Trainable, WholeStep
 
 
 class MeshReplica(CompiledReplica):
@@ -80,9 +80,7 @@ class MeshReplica(CompiledReplica):
             np.copyto(array, np.asarray(value))
         self.host_is_current = True
 
-    def program(
-        self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
-    ) -> Callable[..., tuple[Array, ...]]:
+    def program(self, model: Trainable, shapes: Shapes) -> Program:
         """Return the step of a model that is a graph, for batches of these shapes."""
         parts = self._parts
         assert parts is not None, "a loop of one's own compiles its steps itself"

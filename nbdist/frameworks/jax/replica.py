@@ -15,7 +15,7 @@ a vector: 20 us, where XLA's own reductions take 35 to 75.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from nbdist.optim import OPTIMIZERS, Optimizer
 from nbdist.train.capabilities import Overlap
 from nbdist.train.compiled_replica import CompiledReplica
 from nbdist.train.replica import itself
-from nbdist.train.trainable import Trainable
+from nbdist.train.trainable import Program, Shapes, Trainable
 
 if TYPE_CHECKING:
     from nbdist.frameworks.jax.step import LossFunction
@@ -85,9 +85,7 @@ class JaxReplica(CompiledReplica, Overlap):
             )
             self.host_is_current = True
 
-    def program(
-        self, model: Trainable, shapes: tuple[tuple[int, ...], ...]
-    ) -> Callable[..., tuple[Array, ...]]:
+    def program(self, model: Trainable, shapes: Shapes) -> Program:
         """Return ``program(*batch, scale, [key words,] flag)``, which updates as well.
 
         It returns (loss, *metrics, number that is not finite if a gradient or the loss is not), for

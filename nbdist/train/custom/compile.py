@@ -14,11 +14,11 @@ from nbdist.graph.compile.program import compile_program
 from nbdist.graph.compile.specs import Specs, value_order
 from nbdist.graph.op import Shape
 from nbdist.graph.tensor import Tensor, Variable
-from nbdist.train.custom.replicas import LocalReplica, Program, Ready, TracedStep, VariableGroup
+from nbdist.train.custom.replicas import LocalReplica, TracedStep, VariableGroup
 from nbdist.train.custom.trace import Gradient, Trace
 from nbdist.train.custom.variables import StrategyVariables
 from nbdist.train.replica import step_program, tables_in
-from nbdist.train.trainable import Held, WholeStep
+from nbdist.train.trainable import Held, Program, ProgramSpec, Shapes, WholeStep
 
 Trained: TypeAlias = Sequence[tuple[VariableGroup, tuple[Gradient, ...]]]
 """What a step trains, with gradients in the order of the group's variables."""
@@ -44,7 +44,7 @@ def program_of(
     variables: StrategyVariables,
     made: Trace,
     local: LocalReplica,
-    shapes: tuple[tuple[int, ...], ...],
+    shapes: Shapes,
     trained: Trained,
 ) -> Program:
     """Return ``program(*arguments, *extra, *gradients) -> (*outputs, *losses, ..., *rows)`` of one replica.
@@ -65,12 +65,11 @@ def program_of(
             return _program(variables, made, local, shapes, trained, values, written)
         (group, gradients), *others = rest
 
-        def compiled(own: Sequence[Array], ready: Ready | None) -> Program:
-            values.update(zip(group.trained, own, strict=True))
-            if ready is not None:
-                tables = tables_in(group.replicas[local.index])
-                dense = [(i, g.whole) for i, g in enumerate(gradients) if i not in tables]
-                written.update({g: partial(ready, number) for number, g in dense})
+        def compiled(spec: ProgramSpec) -> Program:
+            values.update(zip(group.trained, spec.values, strict=True))
+            if spec.ready is not None:
+                dense = [(i, g.whole) for i, g in enumerate(gradients) if i not in spec.tables]
+                written.update({g: partial(spec.ready, number) for number, g in dense})
             return through(others)
 
         return step_program(group.replicas[local.index], TracedStep(compiled), shapes)
@@ -82,7 +81,7 @@ def _program(
     variables: StrategyVariables,
     made: Trace,
     local: LocalReplica,
-    shapes: tuple[tuple[int, ...], ...],
+    shapes: Shapes,
     trained: Trained,
     values: dict[Variable, Array],
     written: dict[Tensor, Callable[[], object]],
@@ -122,7 +121,7 @@ def _program(
     return run
 
 
-def _fed(made: Trace, shapes: tuple[tuple[int, ...], ...]) -> tuple[list[Tensor], list[Shape]]:
+def _fed(made: Trace, shapes: Shapes) -> tuple[list[Tensor], list[Shape]]:
     """Return what is fed to a step, with its shapes: arguments, then what random numbers follow from."""
     extra = [*(d.fed for d in made.draws.values()), *made.scales.values()]
     extra += [] if made.replica is None else [made.replica]
@@ -147,7 +146,7 @@ def _whole_step(
     variables: StrategyVariables,
     made: Trace,
     local: LocalReplica,
-    shapes: tuple[tuple[int, ...], ...],
+    shapes: Shapes,
     trained: Trained,
 ) -> WholeStep:
     """Return a step with its updates, for a strategy that compiles all of it."""
@@ -177,7 +176,7 @@ def _whole_step(
 
 
 def lookups_of(
-    made: Trace, local: LocalReplica, shapes: tuple[tuple[int, ...], ...], trained: Trained
+    made: Trace, local: LocalReplica, shapes: Shapes, trained: Trained
 ) -> Callable[..., list[list[Array]]]:
     """Return ``lookups(*arguments)``: for each group, the row numbers that a step reads in each table.
 

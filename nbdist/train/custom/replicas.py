@@ -28,7 +28,7 @@ from nbdist.train.loss_scaling import LossScaling
 from nbdist.train.replica import Replica, arrays_computed_with
 from nbdist.train.step import Step
 from nbdist.train.step_timing import StepAccount, StepEvents
-from nbdist.train.trainable import Gathers, Trainable
+from nbdist.train.trainable import Program, ProgramSpec, Trainable
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.call import cupy_of, is_on_device
 
@@ -259,10 +259,6 @@ def common_group(strategy: Strategy) -> Collective:
 
 # The group of variables that one optimizer trains in a custom loop.
 
-Program = Callable[..., tuple[Array, ...]]
-Ready = Callable[[int], object]
-Shapes = tuple[tuple[int, ...], ...]
-
 
 class NoVariables(Trainable):
     """A `Trainable` without variables."""
@@ -273,14 +269,7 @@ class NoVariables(Trainable):
         self.variables: list[tuple[str, Array]] = []
         self.metric_names: list[str] = []
 
-    def training_program(
-        self,
-        shapes: Shapes,
-        values: Sequence[Array],
-        ready: Ready | None = None,
-        tables: Sequence[int] = (),
-        gathers: Gathers | None = None,
-    ) -> Program:
+    def training_program(self, spec: ProgramSpec) -> Program:
         """Refuse: there is nothing to train."""
         raise FailedPreconditionError("there are no variables to train")
 
@@ -377,22 +366,15 @@ class VariableGroup(NoVariables):
 
 
 class TracedStep(NoVariables):
-    """A traced step as a `Trainable`: ``compiled`` makes its program, given the replica's values."""
+    """A traced step as a `Trainable`: ``compiled`` makes its program."""
 
-    def __init__(self, compiled: Callable[[Sequence[Array], Ready | None], Program]) -> None:
+    def __init__(self, compiled: Callable[[ProgramSpec], Program]) -> None:
         super().__init__()
         self._compiled = compiled
 
-    def training_program(
-        self,
-        shapes: Shapes,
-        values: Sequence[Array],
-        ready: Ready | None = None,
-        tables: Sequence[int] = (),
-        gathers: Gathers | None = None,
-    ) -> Program:
+    def training_program(self, spec: ProgramSpec) -> Program:
         """Return the program, whose last arguments are the arrays for this replica's gradients."""
-        return self._compiled(values, ready)
+        return self._compiled(spec)
 
 
 # The loss and the times of a step of a custom loop, for the run's curves and timeline.

@@ -23,12 +23,13 @@ from nbdist.train.boundary import read_values
 from nbdist.train.context import use_here
 from nbdist.train.custom.compile import Call, lookups_of, program_of
 from nbdist.train.custom.reduce import joined, of_replica
-from nbdist.train.custom.replicas import LocalReplica, Program, Shapes, VariableGroup
+from nbdist.train.custom.replicas import LocalReplica, VariableGroup
 from nbdist.train.custom.trace import MOST_FUNCTIONS, Trace, Traces, arrays_in, trace, tree_leaves, tree_map
 from nbdist.train.custom.variables import StrategyVariables
 from nbdist.train.replica import RetryStep, tables_in
 from nbdist.train.step import Step
 from nbdist.train.step_timing import StepEvents
+from nbdist.train.trainable import Program, Shapes
 
 Array: TypeAlias = np.ndarray[Any, Any]
 MOST_PROGRAMS = 64  # of one replica
