@@ -36,7 +36,7 @@ from nbdist.runtime.ps.client import (
 from nbdist.runtime.ps.restore import Offer
 from nbdist.runtime.ps.sync import Rules
 from nbdist.runtime.task import Task, TaskInfo, find_rank
-from nbdist.train.context import current
+from nbdist.train.context import Tolerance, current
 from nbdist.train.options import option, whole
 from nbdist.train.replica import Replica
 from nbdist.train.strategy import Strategy
@@ -223,7 +223,7 @@ class ParameterServerStrategy(Strategy):
         requests: list[ShardRequest] = []
         replica: ServedReplica | None = None
         first = [info.incarnation for info in self._servers]
-        progress.restores = survives
+        progress.tolerance |= Tolerance.RESTORES if survives else Tolerance.NOTHING
 
         def opened_at_first(request: ShardRequest, index: int, info: TaskInfo) -> Link:
             if request.initial is not None and survives and info.incarnation != first[index]:
@@ -265,7 +265,7 @@ class ParameterServerStrategy(Strategy):
                 else:
                     links.append(opened(request, index, info))
         except BaseException as error:
-            progress.restores = False
+            progress.tolerance &= Tolerance.SESSION
             for link in links:
                 if isinstance(error, TrainingOver):  # on one server, while another waited for this replica
                     link.announce_done()
@@ -318,10 +318,10 @@ class ParameterServerStrategy(Strategy):
         server, lends = self._task.server, awaits and len(links) > 1
         if lends:
             server.on(EARLIER, lambda frame, sender: lend(replica, shard, frame))
-        progress.awaits = awaits
+        progress.tolerance |= Tolerance.AWAITS if awaits else Tolerance.NOTHING
 
         def closed() -> None:
-            progress.restores = False
+            progress.tolerance &= Tolerance.SESSION
             if lends:
                 server.off(EARLIER)
 

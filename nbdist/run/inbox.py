@@ -26,21 +26,19 @@ class Inbox:
     """Handles the messages of a run's workers.
 
     ``joined`` is called with a worker that has joined the training, and its step; ``restored`` with what a
-    worker reports that has restored a parameter server. ``restores`` is whether parameter servers of a fit
-    are replaced.
+    worker reports that has restored a parameter server.
     """
 
     def __init__(
         self,
         followed: FollowedRun,
         detector: FailureDetector,
-        restores: bool,
         joined: Callable[[Member, int], object],
         restored: Callable[[Mapping[str, Any]], object],
     ) -> None:
         self.gallery = Gallery()
         """The histograms and images of the run's summaries."""
-        self._followed, self._detector, self._restores = followed, detector, restores
+        self._followed, self._detector = followed, detector
         self._joined, self._restored = joined, restored
 
     def poll(self) -> None:
@@ -111,7 +109,7 @@ class Inbox:
         if text.size:
             followed.events.printed(member.info.name, text.tobytes().decode())
         followed.tally.update(int(frame.meta["replica"]), progress, time.monotonic())
-        member.heard(progress, self._restores)
+        member.heard(progress)
         if (step := progress.get("joined")) is not None:
             self._joined(member, step)
         self._detector.report_frozen(progress.get("lost", ()))

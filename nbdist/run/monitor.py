@@ -50,8 +50,8 @@ class RunMonitor:
     - ``recovery`` replaces lost workers while the others continue; None if nothing does. Where the rules of
       the run do not replace workers, it does for those that drive a monitored session
     - ``growth`` adds new workers of the cluster; None if this client does not
-    - ``prepare`` begins to create the agent of a parameter server's new process; without it only sessions
-      survive the loss of one
+    - ``prepare`` begins to create the agent of a parameter server's new process; None for bodies that lose
+      one only in a session, which needs no agent
     - ``renewed`` returns the call that knows the outcome of a rank's new process, which another client has
       started; None for a client that is the owner of the run from the beginning
     """
@@ -71,9 +71,7 @@ class RunMonitor:
         self.changes = WorkerChanges(followed, self.detector, recovery, growth)
         servers = ServerRecovery(followed.cluster, budget, prepare=prepare)
         self.losses = Losses(followed, self.detector, self.changes, servers, budget, renewed)
-        self.inbox = Inbox(
-            followed, self.detector, prepare is not None, self.changes.join, self.losses.restored
-        )
+        self.inbox = Inbox(followed, self.detector, self.changes.join, self.losses.restored)
         self.replacer = StuckTaskReplacer(followed.cluster)
         self.stuck = ""
         """A report of tasks that did not stop in time, if any."""

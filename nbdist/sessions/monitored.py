@@ -40,7 +40,7 @@ from nbdist.sessions.hooks import (
     is_preemption,
 )
 from nbdist.sessions.manager import MAX_WAIT_SECONDS, Master, Path, Scaffold, SessionManager
-from nbdist.train.context import current
+from nbdist.train.context import Tolerance, current
 
 SAVE_SECONDS = 600.0
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.05, 5.0  # between failures of one call, doubled each time
@@ -201,7 +201,7 @@ class MonitoredSession:
         progress = current().progress
         progress.needed_workers = max((hook.needed_workers for hook in self._hooks), default=0)
         progress.sessions += 1
-        progress.recovers = True
+        progress.tolerance |= Tolerance.SESSION
         try:
             self._recovering(lambda session: None)
         except BaseException as error:
@@ -381,7 +381,7 @@ class MonitoredSession:
                     errors.append(error)
         finally:
             self._closed = True
-            current().progress.recovers = False
+            current().progress.tolerance &= ~Tolerance.SESSION
             session, self._session = self._session, None
             try:
                 if session is not None:

@@ -7,6 +7,7 @@ one that the run made for its task.
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import secrets
 import shutil
@@ -41,6 +42,23 @@ INTERRUPT_SECONDS = 0.5
 """An interrupt that comes just before a wait begins does not end it: a wait is begun anew this often."""
 
 
+class Tolerance(enum.IntFlag):
+    """Which losses of other tasks a body survives at present."""
+
+    NOTHING = 0
+    SESSION = enum.auto()
+    """It drives a monitored session, which restores what a lost parameter server held."""
+    RESTORES = enum.auto()
+    """It trains, and its copy of the parameters restores a lost parameter server, or a standby does."""
+    AWAITS = enum.auto()
+    """Its steps wait for the new process of a lost worker."""
+
+    @property
+    def of_servers(self) -> bool:
+        """Whether the body survives the loss of a parameter server."""
+        return bool(self & (Tolerance.SESSION | Tolerance.RESTORES))
+
+
 @dataclass
 class Progress:
     """How far a training is; written by the training thread, read by others."""
@@ -65,8 +83,7 @@ class Progress:
     """Steps that this replica had no part in, because its gradient was no number."""
     dropped: int = 0
     """Gradients of this replica that came too late for their step."""
-    recovers: bool = False
-    """Whether the body survives the loss of a parameter server: it drives a MonitoredSession."""
+    tolerance: Tolerance = Tolerance.NOTHING
     sessions: int = 0
     """How many MonitoredSessions the body has made."""
     together: bool = False
@@ -81,10 +98,6 @@ class Progress:
     """With how few workers a session continues (SyncReplicasOptimizer); 0 if its workers do not wait."""
     own_steps: bool = False
     """Whether ``step`` leaves out the steps of the lost process that this one replaces: a session's does."""
-    restores: bool = False
-    """Whether this training survives the death of a parameter server: see `nbdist.runtime.ps.restore`."""
-    awaits: bool = False
-    """Whether replicas that make steps together wait for the new process of one that is lost."""
     restored: list[dict[str, Any]] = field(default_factory=list)
     """How this replica has restored parameter servers: the task, its incarnation, what was lost."""
     joined: int | None = None

@@ -145,7 +145,6 @@ def opened(
             batches.close()
         if strategy.keeps_values:
             copy_to_model(model, replica)
-        progress.restores = progress.awaits = False
         replica.close()
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.errors import FailedPreconditionError
+from nbdist.run.control import progress_message
 from nbdist.run.recovery import member as module
 from nbdist.run.recovery.member import (
     ABSENT,
@@ -18,10 +19,11 @@ from nbdist.run.recovery.member import (
     Member,
     Members,
     State,
-    Tolerance,
     unequal_fits,
 )
 from nbdist.runtime.task import TaskInfo
+from nbdist.train.context import Context, Tolerance
+from nbdist.wire.rpc.frame import Frame, decode, encode
 
 
 def a_task(index: int, job: str = "worker", incarnation: int = 1) -> TaskInfo:
@@ -73,7 +75,7 @@ def test_each_state_is_reached_and_left() -> None:
 def test_a_worker_is_lost_and_its_new_process_begins_with_nothing() -> None:
     members = Members([a_task(0), a_task(1)])
     member = members.worker(1)
-    member.heard(progress(trainings=2, epoch=1, restores=True), restores=True)
+    member.heard(progress(trainings=2, epoch=1, tolerance=Tolerance.RESTORES))
     assert (member.state, member.body.tolerance) == (State.RUNNING, Tolerance.RESTORES)
     member.suspect(3.0, "it died", "start it again")
     member.suspect(4.0, "it died", "start it again")
@@ -110,26 +112,24 @@ def test_an_added_worker_has_the_number_of_the_one_that_left_under_its_rank() ->
     assert set(members.outcomes) == {0, 2}
 
 
-@pytest.mark.parametrize(
-    ("said", "restores", "tolerance"),
-    [
-        ({}, True, Tolerance.NOTHING),
-        ({"recovers": True, "restores": True}, True, Tolerance.SESSION),
-        ({"restores": True}, False, Tolerance.NOTHING),
-        ({"restores": True, "awaits": True}, True, Tolerance.RESTORES | Tolerance.AWAITS),
-        ({"awaits": True}, True, Tolerance.AWAITS),
-    ],
-)
-def test_what_a_task_tolerates_is_one_field(
-    said: dict[str, bool], restores: bool, tolerance: Tolerance
-) -> None:
-    assert Tolerance.said(said, restores) == tolerance
+def test_what_a_task_tolerates_is_one_field_of_its_message() -> None:
+    context = Context()
+    context.progress.tolerance |= Tolerance.RESTORES | Tolerance.AWAITS
+    member = Member(a_task(0))
+    member.heard(
+        decode(encode(Frame("run.progress", {"progress": progress_message(context)}))).meta["progress"]
+    )
+    assert member.body.tolerance == Tolerance.RESTORES | Tolerance.AWAITS
+    assert member.body.tolerance.of_servers
+    context.progress.tolerance &= Tolerance.SESSION
+    member.heard(progress_message(context))
+    assert not member.body.tolerance.of_servers
 
 
 def test_a_replica_that_waits_in_a_fit_that_another_has_ended_without_is_an_error() -> None:
     members = Members([a_task(0), a_task(1)])
     first, second = members.workers
-    first.heard(progress(trainings=2, epoch=1), restores=False)
+    first.heard(progress(trainings=2, epoch=1))
     assert unequal_fits(members.workers) is None
     second.end({"trainings": 1})
     error = unequal_fits(members.workers)

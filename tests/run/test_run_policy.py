@@ -22,6 +22,7 @@ from nbdist.run.recovery.policy import (
 )
 from nbdist.run.recovery.replacement import Restart
 from nbdist.runtime.task import TaskInfo
+from nbdist.train.context import Tolerance
 
 PS, SYNC = Options(strategy="ps"), Options(strategy="ps", synchronous=True)
 BACKUP = Options(strategy="ps", synchronous=True, backups=1, max_restarts=0)
@@ -34,7 +35,7 @@ def a_task(job: str, index: int, rank: int) -> TaskInfo:
 
 
 def say(member: Member, **said: Any) -> None:
-    member.heard({"trainings": 0, "epoch": None, **said}, restores=True)
+    member.heard({"trainings": 0, "epoch": None, **said})
 
 
 def fit(member: Member, trainings: int = 1, **said: Any) -> None:
@@ -42,15 +43,15 @@ def fit(member: Member, trainings: int = 1, **said: Any) -> None:
 
 
 def restores(member: Member) -> None:
-    fit(member, restores=True)
+    fit(member, tolerance=Tolerance.RESTORES)
 
 
 def awaits(member: Member) -> None:
-    fit(member, restores=True, awaits=True)
+    fit(member, tolerance=Tolerance.RESTORES | Tolerance.AWAITS)
 
 
 def session(member: Member, number: int = 1, needed: int = 0) -> None:
-    say(member, recovers=True, sessions=number, needed_workers=needed)
+    say(member, tolerance=Tolerance.SESSION, sessions=number, needed_workers=needed)
 
 
 def several(member: Member) -> None:

@@ -14,12 +14,13 @@ from nbdist.errors import NbdistError, UnavailableError
 from nbdist.run.followed import FollowedRun
 from nbdist.run.protocols import RunCalls
 from nbdist.run.recovery.failure_detector import FailureDetector
-from nbdist.run.recovery.member import Member, State, Tolerance
+from nbdist.run.recovery.member import Member, State
 from nbdist.run.recovery.policy import Action, Decision, Facts, decide
 from nbdist.run.recovery.replacement import RestartBudget
 from nbdist.run.recovery.server_recovery import Replaced, ServerRecovery
 from nbdist.run.recovery.worker_changes import WorkerChanges
 from nbdist.runtime.task import TaskInfo
+from nbdist.train.context import Tolerance
 
 SAVE = "With --checkpoint-every, run.resume() continues such a run from its newest state"
 

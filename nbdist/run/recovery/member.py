@@ -42,6 +42,7 @@ from nbdist.run.recovery.resizing import Resize
 from nbdist.run.recovery.server_recovery import Replaced
 from nbdist.run.values.backfill import StreamPosition
 from nbdist.runtime.task import TaskInfo
+from nbdist.train.context import Tolerance
 
 
 class State(enum.Enum):
@@ -83,35 +84,6 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.ADDED: frozenset({State.JOINING, State.LEFT}),
     State.LEFT: frozenset({State.ADDED}),
 }
-
-
-class Tolerance(enum.Flag):
-    """Which losses a body survives at present, as its process says."""
-
-    NOTHING = 0
-    SESSION = enum.auto()
-    """It drives a monitored session, which restores what a lost parameter server held."""
-    RESTORES = enum.auto()
-    """It trains, and its copy of the parameters restores a lost parameter server."""
-    AWAITS = enum.auto()
-    """Its steps wait for the new process of a lost worker."""
-
-    @property
-    def of_servers(self) -> bool:
-        """Whether the body survives the loss of a parameter server."""
-        return bool(self & (Tolerance.SESSION | Tolerance.RESTORES))
-
-    @classmethod
-    def said(cls, progress: Mapping[str, Any], restores: bool = True) -> Tolerance:
-        """Return what a progress message says; ``restores`` is whether the client can prepare a server.
-
-        >>> Tolerance.said({"recovers": False, "restores": True, "awaits": True})
-        <Tolerance.RESTORES|AWAITS: 6>
-        """
-        found = cls.AWAITS if progress.get("awaits") else cls.NOTHING
-        if progress.get("recovers"):
-            return found | cls.SESSION
-        return found | cls.RESTORES if restores and progress.get("restores") else found
 
 
 class Need(enum.IntEnum):
@@ -234,13 +206,13 @@ class Member:
         self.outcome = self.loss = None
         self.frozen, self.observed = "", False
 
-    def heard(self, progress: Mapping[str, Any], restores: bool) -> None:
+    def heard(self, progress: Mapping[str, Any]) -> None:
         """Take in a progress message of its body."""
         body = self.body
         if self.state is State.STARTING:
             self.move(State.RUNNING)
         body.trainings, body.in_fit = progress["trainings"], progress["epoch"] is not None
-        body.tolerance = Tolerance.said(progress, restores)
+        body.tolerance = Tolerance(progress.get("tolerance", Tolerance.NOTHING))
         if Tolerance.SESSION in body.tolerance:
             body.session, self.has_driven_session = progress, True
 

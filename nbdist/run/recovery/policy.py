@@ -25,7 +25,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from nbdist.run.membership import MembershipRules
-from nbdist.run.recovery.member import Member, Members, Need, State, Tolerance
+from nbdist.run.recovery.member import Member, Members, Need, State
+from nbdist.train.context import Tolerance
 
 SESSION_SECONDS = 1.0  # in which the first message of a session may follow the death of a parameter server
 WORKER_SECONDS = 0.5  # likewise, of a session or a training, the death of a worker, whose error waits so long
