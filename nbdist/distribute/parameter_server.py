@@ -8,49 +8,28 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from nbdist.data import Dataset
-from nbdist.distribute.served_replica import EARLIER, ServedReplica, StepWait, lend
+from nbdist.distribute.served_training import ServedTasks, ServedTraining, TrainingPlan
 from nbdist.distribute.sharing import one_order, own_order
 from nbdist.distribute.spec import StrategyConfig, StrategySpec, TransportOptions
-from nbdist.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from nbdist.graph.placement import round_robin
+from nbdist.errors import InvalidArgumentError
 from nbdist.numbers import is_whole
 from nbdist.optim import Optimizer
-from nbdist.runtime.layout import Layout
-from nbdist.runtime.ps.client import (
-    Link,
-    ShardRequest,
-    ShardState,
-    TrainingOver,
-    open_link,
-)
-from nbdist.runtime.ps.restore import Offer
 from nbdist.runtime.ps.sync import Rules
 from nbdist.runtime.task import Task, TaskInfo, find_rank
-from nbdist.train.context import Tolerance, current
+from nbdist.train.context import current
 from nbdist.train.options import option, whole
 from nbdist.train.replica import Replica
 from nbdist.train.strategy import Strategy
-from nbdist.wire.keys import ClusterKeys
-from nbdist.wire.rpc.client import Peer
 
 Array: TypeAlias = np.ndarray[Any, Any]
-NEW_SECONDS = 12.0  # for a silent server to be replaced: a frozen one is, after 10 s
-BACK_SECONDS = 60.0  # for the service of a server's new process to answer
 MOST_ADDED = 64  # workers that can be added to an asynchronous run
-POLL_SECONDS = 0.05  # between two looks at the roster
-HELLO_SECONDS = 1.0  # for the service of a new process to answer; it is asked again
-PING_SECONDS = 0.1  # for a server to answer, when the connection to it has broken; it is asked again
-SAY_SECONDS = 1.0  # of a wait for its new process, after which a replica prints it
 
 
 class ParameterServerStrategy(Strategy):
@@ -113,24 +92,25 @@ class ParameterServerStrategy(Strategy):
         began_with: int | None = None,
         spare: int = 0,
     ) -> None:
-        self._servers = list(servers) or [info for info in task.roster if info.job == "ps"]
-        if not self._servers:
+        servers = list(servers) or [info for info in task.roster if info.job == "ps"]
+        if not servers:
             raise InvalidArgumentError(
                 "--strategy ps needs a parameter server and the cluster has none; "
                 "start one with %cluster start --workers N --ps 1"
             )
         if transport not in ("auto", "socket"):
             raise InvalidArgumentError(f"no transport {transport!r}; choose from auto, socket")
-        self._task, self._run, self._prefix, self._check = task, run, prefix, check
-        self.synchronous, self._transport, self._rejoins = synchronous, transport, rejoins
-        self._awaits = awaits
+        shares = transport == "auto"
+        self._task, self._run, self._prefix = task, run, prefix if shares else None
+        self.synchronous, self._rejoins, self._awaits = synchronous, rejoins, awaits
         numbers = numbers or range(len(ranks))
         self.replica_index = numbers[list(ranks).index(task.rank)]
-        self._workers = {n: find_rank(task.roster, rank) for n, rank in zip(numbers, ranks, strict=True)}
-        self.takes_rows = all(info.device.startswith("CPU") for info in self._workers.values())  # all alike
+        workers = {n: find_rank(task.roster, rank) for n, rank in zip(numbers, ranks, strict=True)}
+        self._tasks = ServedTasks(task, servers, workers, check)
+        self.takes_rows = all(info.device.startswith("CPU") for info in workers.values())  # all alike
         self.replicas = began_with or len(ranks)
         self.rules = Rules(
-            self.replicas + spare, synchronous, aggregate, staleness, locking, len(self._servers), spare=spare
+            self.replicas + spare, synchronous, aggregate, staleness, locking, len(servers), spare=spare
         )
         if self.replica_index >= self.rules.replicas:
             raise InvalidArgumentError(
@@ -140,15 +120,21 @@ class ParameterServerStrategy(Strategy):
             )
         self.num_replicas_in_sync = self.replicas if synchronous else 1
         self._trainings = 0
-        self._replicates = bool(ps_replicas)
-        if self._replicates:
-            require_standbys(len(self._servers))
+        self._standbys: list[dict[str, Any]] = []
+        """Where each server's standby is: on the next one."""
+        if ps_replicas:
+            require_standbys(len(servers))
             if self.rules.several:
                 raise InvalidArgumentError(
                     f"aggregate={aggregate} of {self.replicas} replicas acknowledges gradients before they "
                     "are part of an update, and ps_replicas=1 keeps updates: give an aggregate of "
                     f"{self.replicas} or less, or ps_replicas=0"
                 )
+            following = [*servers[1:], servers[0]]
+            self._standbys = [
+                {"rank": other.rank, "of": info.rank, "shared": shares}
+                for info, other in zip(servers, following, strict=True)
+            ]
 
     @property
     def family(self) -> str:
@@ -192,274 +178,22 @@ class ParameterServerStrategy(Strategy):
         TrainingOver in a process that rejoins a training that has ended.
         """
         self._require_supply()
-        number = self._trainings
+        context, task, shard = current(), self._task, f"{self._run}/{self._trainings}"
         self._trainings += 1
-        server_of = round_robin(len(variables), len(self._servers))
-        links: list[Link] = []
-        context = current()
-        progress = context.progress
         awaits = self._awaits and context.fitting and self.synchronous and not self.rules.several
-        restores = not tables and (awaits or not self.synchronous)
-        survives = self._replicates or restores
-        rules = dataclasses.replace(self.rules, awaits=awaits)
-        waiting = StepWait(context, {i: info.name for i, info in self._workers.items()}, self._check)
-
-        def lost(frozen: Mapping[int, int]) -> None:
-            for replica, pid in frozen.items():
-                info = self._now().get(replica)
-                if info is None:  # it was added since, and the client finds it by itself
-                    continue
-                if info.pid == pid and info.incarnation not in progress.lost:  # not its new process
-                    progress.lost = [*progress.lost, info.incarnation]
-
-        def opened(request: ShardRequest, index: int, info: TaskInfo) -> Link:
-            here = info.host == self._task.info.host and self._transport == "auto"
-            here = here and self.replica_index < rules.first  # the others have no place in the memory
-            connect = partial(Peer, info.address, self._task.keys, name=info.name)
-            return open_link(
-                connect, request, prefix=self._prefix if here else None, check=waiting.check, lost=lost
-            )
-
-        requests: list[ShardRequest] = []
-        replica: ServedReplica | None = None
-        first = [info.incarnation for info in self._servers]
-        progress.tolerance |= Tolerance.RESTORES if survives else Tolerance.NOTHING
-
-        def opened_at_first(request: ShardRequest, index: int, info: TaskInfo) -> Link:
-            if request.initial is not None and survives and info.incarnation != first[index]:
-                request = offering_initial(request)  # other replicas may have trained with the former process
-            request = dataclasses.replace(request, pids=self._pids_on(info.host))
-            link = opened(request, index, info)
-            report(index, link)
-            return link
-
-        def report(index: int, link: Link) -> None:
-            if link.restored is not None:
-                progress.restored = [*progress.restored, self._described(index, link.restored, optimizer)]
-
-        try:
-            for index, info in enumerate(self._servers):
-                mine = [v for i, v in enumerate(variables) if server_of[i] == index and i not in tables]
-                own = tuple(variables[i] for i in tables if server_of[i] == index)
-                request = ShardRequest(
-                    shard=f"{self._run}/{number}",
-                    replica=self.replica_index,
-                    called=f"({self._task.name}, pid {self._task.info.pid} on {socket.gethostname()})",
-                    rules=rules,
-                    layout=Layout.of((n, a.shape, a.dtype) for n, a in mine),
-                    optimizer=optimizer,
-                    counts=index == 0 and (self.synchronous or len(self._servers) == 1),
-                    first=index == 0,
-                    initial=tuple(a for _, a in mine)
-                    if self.replica_index == 0 and not self._rejoins
-                    else None,
-                    pids=self._pids_on(info.host),
-                    tables=own,
-                    restored=self._restored_of(server_of, index, variables, tables),
-                    rejoins=self._rejoins,
-                    standby=self._standby_of(index),
-                )
-                requests.append(request)
-                if survives:
-                    links.append(self._opened_when_back(index, partial(opened_at_first, request, index)))
-                else:
-                    links.append(opened(request, index, info))
-        except BaseException as error:
-            progress.tolerance &= Tolerance.SESSION
-            for link in links:
-                if isinstance(error, TrainingOver):  # on one server, while another waited for this replica
-                    link.announce_done()
-                link.close()
-            raise
-
-        def reopened(index: int, old: Link, error: UnavailableError, done: bool) -> Link:
-            state = progress.state
-            progress.state = f"waiting for {self._servers[index].name}"
-            try:
-                return restored(index, old, error, done)
-            finally:
-                progress.state = state
-
-        def restored(index: int, old: Link, error: UnavailableError, done: bool) -> Link:
-            if old.address == self._servers[index].address:  # else another training has waited for it
-                self._wait_for_new(index, error)
-            if self.synchronous and not self._replicates:
-                copy, version = old.remains()
-            elif self.synchronous:  # the standby has all that was answered, with the optimizer's slots
-                copy, version = old.parameters, old.version
-            else:
-                old.salvage()
-                copy, version = old.parameters, old.version
-            has_copy = old.has_copy or copy is not old.parameters
-            old.close()
-            numbers = [i for i in range(len(variables)) if server_of[i] == index]
-            request = dataclasses.replace(
-                requests[index],
-                initial=None,
-                restored=None,
-                rejoins=False,
-                pids=self._pids_on(self._servers[index].host),
-                offer=old.offer(self.replica_index, done, version) if has_copy else None,
-                copy=copy,
-                saved=lambda: requests[index].restored or self._saved_of(replica, numbers, old.layout),
-            )
-            link = self._opened_when_back(index, partial(opened, request, index))
-            report(index, link)
-            if self.replica_index == 0:  # another replica may not know the newest rate
-                link.set_rate(float(optimizer.learning_rate))
-            return link
-
-        shard = f"{self._run}/{number}"
-        replica = ServedReplica(
-            links, server_of, rules, replica=self.replica_index, optimizer=optimizer, tables=tables,
-            rejoins=self._rejoins, reopen=reopened if survives else None, waiting=waiting,
-            borrow=partial(self._borrowed, shard),
-        )  # fmt: skip
-        server, lends = self._task.server, awaits and len(links) > 1
-        if lends:
-            server.on(EARLIER, lambda frame, sender: lend(replica, shard, frame))
-        progress.tolerance |= Tolerance.AWAITS if awaits else Tolerance.NOTHING
-
-        def closed() -> None:
-            progress.tolerance &= Tolerance.SESSION
-            if lends:
-                server.off(EARLIER)
-
-        replica.at_close = closed
-        return replica
-
-    def _borrowed(self, shard: str, number: int, version: int) -> Array:
-        """Return another replica's copy of a server's parameters of an earlier version.
-
-        Raises UnavailableError if there is none.
-        """
-        meta = {"shard": shard, "server": number, "version": version}
-        for now in self._now().values():
-            if now.rank != self._task.rank:
-                try:
-                    with Peer(now.address, self._task.keys, name=now.name) as peer:
-                        return peer.call(EARLIER, meta).arrays[0]
-                except (NotFoundError, UnavailableError, InvalidArgumentError):
-                    continue
-        raise UnavailableError(
-            f"{self._task.name} cannot take the place of its former process: {self._servers[number].name} "
-            f"has made step {version + 1:,}, another parameter server has not, and no other worker has the "
-            "parameters of before. Run the cell again; with --checkpoint-every it can be resumed"
+        plan = TrainingPlan(
+            shard=shard,
+            replica=self.replica_index,
+            rules=dataclasses.replace(self.rules, awaits=awaits),
+            variables=variables,
+            optimizer=optimizer,
+            tables=tables,
+            called=f"({task.name}, pid {task.info.pid} on {socket.gethostname()})",
+            rejoins=self._rejoins,
+            standbys=self._standbys,
+            restored=None if self.replica_index else self.restored,
         )
-
-    def _standby_of(self, index: int) -> dict[str, Any] | None:
-        """Return where the standby of a server's shard is: on the next server."""
-        if not self._replicates:
-            return None
-        other = self._servers[(index + 1) % len(self._servers)]
-        return {"rank": other.rank, "of": self._servers[index].rank, "shared": self._transport == "auto"}
-
-    def _pids_on(self, host: str) -> tuple[int, ...]:
-        """Return the processes of the replicas on a host, as they are now; 0 for those on other hosts."""
-        now = self._now()
-        found = (now.get(number) for number in range(self.rules.replicas))
-        return tuple(one.pid if one is not None and one.host == host else 0 for one in found)
-
-    def _now(self) -> dict[int, TaskInfo]:
-        """Return the replicas' tasks, with their present processes, without those that were removed."""
-        roster = {info.rank: info for info in self._task.roster}
-        return {n: roster[info.rank] for n, info in self._workers.items() if info.rank in roster}
-
-    def _opened_when_back(self, index: int, open_shard: Callable[[TaskInfo], Link]) -> Link:
-        """Open a shard on a server, or on the process that replaces it if it dies."""
-        until = time.monotonic() + BACK_SECONDS
-        while True:
-            info = self._servers[index]
-            try:
-                with Peer(info.address, self._task.keys, name=info.name, timeout=HELLO_SECONDS) as peer:
-                    peer.call("ps.hello")
-            except (NotFoundError, UnavailableError):  # it starts, or was replaced
-                if time.monotonic() > until:
-                    raise
-                self._check()
-                threading.Event().wait(POLL_SECONDS)
-                self._servers[index] = find_rank(self._task.roster, info.rank)
-                continue
-            try:
-                return open_shard(info)
-            except UnavailableError as error:
-                self._wait_for_new(index, error)
-                until = time.monotonic() + BACK_SECONDS
-
-    def _wait_for_new(self, index: int, error: UnavailableError) -> None:
-        """Wait until a server has another process; raise the error if it still answers, or has none in time.
-
-        Raises AbortedError when the run ends, as it does if the server is not replaced.
-        """
-        old = self._servers[index]
-        begun, said = time.monotonic(), False
-        while (new := find_rank(self._task.roster, old.rank)).incarnation == old.incarnation:
-            self._check()
-            if time.monotonic() > begun + NEW_SECONDS or answers(old, self._task.keys):
-                raise error
-            if not said and time.monotonic() > begun + SAY_SECONDS:
-                said = True
-                print(f"{old.name} (pid {old.pid}) does not answer: training waits for its new process")
-        self._servers[index] = new
-
-    def _saved_of(
-        self, replica: ServedReplica | None, numbers: Sequence[int], layout: Layout
-    ) -> ShardState | None:
-        """Return the slots of a server's variables in the newest state that the run has saved."""
-        saved = None if replica is None or replica.hooks.saved is None else replica.hooks.saved()
-        if saved is None or not saved.slots:
-            return None
-        slots: dict[str, Array] = {}
-        for name in saved.slots[0]:
-            slots[name] = layout.buffer()
-            for view, i in zip(layout.views(slots[name]), numbers, strict=True):
-                np.copyto(view, saved.slots[i][name].reshape(view.shape))
-        return ShardState(saved.updates, slots)
-
-    def _described(self, index: int, restored: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-        """Return how a server was restored, as plain values for the client."""
-        info, slots = self._servers[index], restored.get("slots")
-        names = " and ".join(optimizer.get_slot_names())
-        if restored.get("standby"):
-            what = f"restored from its replica on {restored['standby']}"
-        elif slots is None:
-            what = ""
-        elif slots == "anew":
-            what = f"its slots of the optimizer ({names}) began anew"
-        else:
-            what = f"its slots of the optimizer ({names}) are those after update {int(slots):,}"
-        if not self.synchronous and not restored.get("standby"):  # they are not sent again
-            what = "; ".join(filter(None, ["gradients on their way to it count as dropped", what]))
-        return {
-            "task": info.name,
-            "incarnation": info.incarnation,
-            "lost": int(restored["lost"]),
-            "step": int(restored["global_step"]),
-            "slots": what,
-        }
-
-    def _restored_of(
-        self,
-        server_of: Sequence[int],
-        index: int,
-        variables: Sequence[tuple[str, Array]],
-        tables: Sequence[int],
-    ) -> ShardState | None:
-        """Return the part of the restored slots that one server keeps; None unless the chief continues."""
-        restored = self.restored
-        if restored is None or self.replica_index:
-            return None
-        numbers = [i for i in range(len(variables)) if server_of[i] == index]
-        rest = [i for i in numbers if i not in tables]
-        layout = Layout.of((variables[i][0], variables[i][1].shape, variables[i][1].dtype) for i in rest)
-        slots: dict[str, Array] = {}
-        for name in restored.slots[0] if restored.slots else ():
-            slots[name] = layout.buffer()
-            for view, i in zip(layout.views(slots[name]), rest, strict=True):
-                np.copyto(view, restored.slots[i][name].reshape(view.shape))
-        return ShardState(
-            restored.updates, slots, tuple(restored.slots[i] if slots else {} for i in tables if i in numbers)
-        )
+        return ServedTraining(plan, self._tasks, context, self._prefix).begin()
 
     def _require_supply(self) -> None:
         progress = current().progress
@@ -472,20 +206,6 @@ class ParameterServerStrategy(Strategy):
             )
 
 
-def offering_initial(request: ShardRequest) -> ShardRequest:
-    """Return a chief's first request as an offer of its initial values: those of a replica may be newer."""
-    assert request.initial is not None
-    copy = request.layout.buffer()
-    for view, value in zip(request.layout.views(copy), request.initial, strict=True):
-        np.copyto(view, value)
-    before = 0 if request.restored is None else request.restored.updates
-    offer = Offer(request.replica, 0, 0, before, 0, began=before)
-    restored = request.restored
-    return dataclasses.replace(
-        request, initial=None, restored=None, offer=offer, copy=copy, saved=lambda: restored
-    )
-
-
 def require_standbys(servers: int) -> None:
     """Raise InvalidArgumentError unless there are servers enough for each to have a replica elsewhere."""
     if servers < 2:
@@ -494,15 +214,6 @@ def require_standbys(servers: int) -> None:
             f"{servers}: restart it with 2 or more (%cluster stop, then %cluster start --workers N --ps 2), "
             "or drop --ps-replicas"
         )
-
-
-def answers(info: TaskInfo, keys: ClusterKeys) -> bool:
-    """Return whether a task's process still answers."""
-    with Peer(info.address, keys, name=info.name, timeout=PING_SECONDS) as peer:
-        try:
-            return bool(peer.call("ping").meta["incarnation"] == info.incarnation)
-        except UnavailableError:
-            return False
 
 
 def _make(config: StrategyConfig) -> ParameterServerStrategy:

@@ -5,8 +5,8 @@
     settle  waits for the step of the last push, where replicas make steps together
     finish  waits for all outcomes, leaves the servers, and has the final values
 
-A server that dies is opened again on its new process: ``reopen`` of the strategy does that
-(`nbdist.distribute.parameter_server`), and the replica sends again what was under way.
+A server that dies is opened again on its new process: ``reopen`` does that
+(`nbdist.distribute.served_training`), and the replica sends again what was under way.
 """
 
 from __future__ import annotations

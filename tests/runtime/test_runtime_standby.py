@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from waiting import PATIENCE, until
 
-from nbdist.distribute.parameter_server import offering_initial
+from nbdist.distribute.served_training import offering_initial
 from nbdist.errors import NotFoundError, UnavailableError
 from nbdist.optim import SGD, Adam, Optimizer
 from nbdist.runtime.layout import Layout
