@@ -33,7 +33,6 @@ from nbdist.run.recovery.losses import Losses
 from nbdist.run.recovery.member import Member, State, unequal_fits
 from nbdist.run.recovery.replacement import RestartBudget, WorkerRecovery
 from nbdist.run.recovery.resizing import WorkerGrowth
-from nbdist.run.recovery.server_recovery import ServerRecovery
 from nbdist.run.recovery.shutdown import REPLACE_AFTER, StuckTaskReplacer, given_up_report
 from nbdist.run.recovery.worker_changes import WorkerChanges
 from nbdist.runtime.task import TaskInfo
@@ -69,8 +68,7 @@ class RunMonitor:
         self.followed, self.members = followed, followed.members
         self.detector = FailureDetector(followed.cluster, followed.members)
         self.changes = WorkerChanges(followed, self.detector, recovery, growth)
-        servers = ServerRecovery(followed.cluster, budget, prepare=prepare)
-        self.losses = Losses(followed, self.detector, self.changes, servers, budget, renewed)
+        self.losses = Losses(followed, self.detector, self.changes, budget, prepare, renewed)
         self.inbox = Inbox(followed, self.detector, self.changes.join, self.losses.restored)
         self.replacer = StuckTaskReplacer(followed.cluster)
         self.stuck = ""

@@ -14,10 +14,10 @@ from nbdist.errors import NbdistError, UnavailableError
 from nbdist.run.followed import FollowedRun
 from nbdist.run.protocols import RunCalls
 from nbdist.run.recovery.failure_detector import FailureDetector
-from nbdist.run.recovery.member import Member, State
+from nbdist.run.recovery.member import Loss, Member, State
 from nbdist.run.recovery.policy import Action, Decision, Facts, decide
-from nbdist.run.recovery.replacement import RestartBudget
-from nbdist.run.recovery.server_recovery import Replaced, ServerRecovery
+from nbdist.run.recovery.replacement import Procedures, RestartBudget
+from nbdist.run.recovery.server_recovery import Replaced, replace_server
 from nbdist.run.recovery.worker_changes import WorkerChanges
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.context import Tolerance
@@ -28,9 +28,10 @@ SAVE = "With --checkpoint-every, run.resume() continues such a run from its newe
 class Losses:
     """Handles the lost members of a run: call `check` and `poll` repeatedly.
 
-    ``changes`` loses workers, ``servers`` replaces parameter servers; ``budget`` is the restart budget of
-    both. ``renewed`` returns the call that knows the outcome of a rank's new process, which the owner has
-    started; None for the owner itself.
+    ``changes`` loses workers; ``budget`` is the restart budget of workers and parameter servers. ``prepare``
+    begins to create the agent of a server's new process; None for bodies that lose one only in a session,
+    which needs no agent. ``renewed`` returns the call that knows the outcome of a rank's new process, which
+    the owner has started; None for the owner itself.
     """
 
     def __init__(
@@ -38,18 +39,20 @@ class Losses:
         followed: FollowedRun,
         detector: FailureDetector,
         changes: WorkerChanges,
-        servers: ServerRecovery,
         budget: RestartBudget,
+        prepare: Callable[[TaskInfo], RunCalls] | None,
         renewed: Callable[[int], RunCalls] | None,
     ) -> None:
         self._followed, self._members = followed, followed.members
         self._detector, self._changes = detector, changes
-        self._servers, self._budget, self._renewed = servers, budget, renewed
+        self._budget, self._prepare, self._renewed = budget, prepare, renewed
+        self._servers = Procedures[Replaced]()
+        """The replacements of parameter servers that are under way."""
 
     @property
     def under_way(self) -> bool:
         """Whether parameter servers are being replaced."""
-        return self._servers.under_way
+        return bool(self._servers)
 
     def check(self, ended: Collection[TaskInfo], errors: Collection[int]) -> None:
         """Fail, continue on the others or have a task replaced where the run has lost one.
@@ -95,7 +98,7 @@ class Losses:
             followed.fail(followed.died(how, remedy), lost)
         elif decision.action is not Action.WAIT:
             if lost in self._members.servers:
-                self._replace_server(lost, loss.how)
+                self._replace_server(lost, loss)
             else:
                 self._changes.lose(lost, decision)
         return decision.action is not Action.FAIL
@@ -103,23 +106,25 @@ class Losses:
     def poll(self) -> None:
         """Do what can be done now about replacements, without waiting."""
         self._observe_replacements()
-        if self._servers.under_way:
-            try:
-                for one in self._servers.poll():
-                    self._take_server(one)
-            except NbdistError as error:
-                text = f"a parameter server died and could not be replaced: {error}"
-                self._followed.fail(UnavailableError(text))
+        try:
+            for one in self._servers.poll():
+                self._take_server(one)
+        except NbdistError as error:
+            text = f"a parameter server died and could not be replaced: {error}"
+            self._followed.fail(UnavailableError(text))
 
     # Parameter servers.
 
-    def _replace_server(self, lost: Member, how: str) -> None:
+    def _replace_server(self, lost: Member, loss: Loss) -> None:
         """Begin to replace a parameter server."""
+        followed, info, how = self._followed, lost.info, loss.how
         lost.move(State.LOST)
         lost.move(State.REPLACING)
-        self._servers.begin(lost.info, how)
-        self._followed.events.printed(lost.info.name, f"{how}; it is replaced\n")
-        self._followed.tally.lose_server(lost.info.name)
+        self._budget.take()
+        number = self._budget.spent
+        self._servers.begin(replace_server(followed.cluster, info, how, loss.since, number, self._prepare))
+        followed.events.printed(info.name, f"{how}; it is replaced\n")
+        followed.tally.lose_server(info.name)
 
     def _take_server(self, one: Replaced) -> None:
         """Use the new process of a parameter server."""

@@ -19,12 +19,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
 from nbdist.run.protocols import RunCalls, RunTasks
 from nbdist.runtime.task import TaskInfo
 
+T = TypeVar("T")
 RETRY_SECONDS = 30.0  # for which a replacement is tried again while another client changes the cluster
 RESERVE_SECONDS = 2.0  # for the new process to answer, which has nothing else to do
 
@@ -169,37 +170,31 @@ class WorkerRecovery:
     were lost. Without a ``launcher`` it replaces none; ``problem`` says why.
     """
 
-    def __init__(
-        self,
-        cluster: RunTasks,
-        launcher: BodyLauncher | None,
-        budget: RestartBudget,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, cluster: RunTasks, launcher: BodyLauncher | None, budget: RestartBudget) -> None:
         self.restarts: list[Restart] = []
         self.launcher, self.problem = launcher, ""
-        self._cluster, self.budget, self._clock = cluster, budget, clock
-        self._under_way: list[tuple[Restart, Iterator[None]]] = []
+        self._cluster, self.budget = cluster, budget
+        self._procedures = Procedures[Restart]()
         self._ending = False
 
     @property
     def under_way(self) -> bool:
         """Whether a task is being replaced, or its body has not been sent."""
-        return bool(self._under_way)
+        return bool(self._procedures)
 
     @property
     def ending(self) -> bool:
         """Whether no more bodies are started."""
         return self._ending
 
-    def begin(self, info: TaskInfo, how: str) -> bool:
+    def begin(self, info: TaskInfo, how: str, lost_at: float) -> bool:
         """Begin to replace a lost worker; return whether it is: not if the run ends, or with a `refusal`."""
         if self._ending or self.refusal:
             return False
         self.budget.take()
-        restart = Restart(info, how, self.budget.spent, self._clock())
+        restart = Restart(info, how, self.budget.spent, lost_at)
         self.restarts.append(restart)
-        self._under_way.append((restart, self._steps(restart)))
+        self._procedures.begin(self._replace(restart))
         return True
 
     @property
@@ -228,31 +223,57 @@ class WorkerRecovery:
 
     def poll(self) -> list[Restart]:
         """Do what can be done now, without waiting; return those that were started or have failed."""
-        settled = []
-        for restart, steps in list(self._under_way):
-            try:
-                next(steps)
-                continue
-            except StopIteration:
-                pass
-            except NbdistError as error:
-                restart.problem = str(error)
-            self._under_way.remove((restart, steps))
-            if restart.calls is not None or restart.problem:
-                settled.append(restart)
-        return settled
+        return [one for one in self._procedures.poll() if one.calls is not None or one.problem]
 
-    def _steps(self, restart: Restart) -> Iterator[None]:
-        new = restart.new = yield from replace_task(self._cluster, restart.old, self._clock, self._starts)
-        launcher = self.launcher
-        if new is None or launcher is None or not self._starts():
-            return
-        restart.calls = yield from start_body(launcher, new, self._starts)
+    def _replace(self, restart: Restart) -> Procedure[Restart]:
+        try:
+            restart.new = yield from replace_task(self._cluster, restart.old, self._starts)
+            if restart.new is not None and self.launcher is not None and self._starts():
+                restart.calls = yield from start_body(self.launcher, restart.new, self._starts)
+        except NbdistError as error:
+            restart.problem = str(error)
+        return restart
+
+
+Procedure = Generator[None, None, T]
+"""Something that takes time: it yields while it waits, and returns a result."""
+
+
+class Procedures(Generic[T]):
+    """Procedures that are under way: each does at every ``poll`` what can be done then."""
+
+    def __init__(self) -> None:
+        self._under_way: list[Procedure[T]] = []
+
+    def __bool__(self) -> bool:
+        """Whether any is under way."""
+        return bool(self._under_way)
+
+    def begin(self, procedure: Procedure[T]) -> None:
+        """Have a procedure begin at the next poll."""
+        self._under_way.append(procedure)
+
+    def poll(self) -> list[T]:
+        """Do what can be done now, without waiting; return the results of those that have ended.
+
+        Raises the error of one that has failed, which ends by that.
+        """
+        results = []
+        for procedure in list(self._under_way):
+            try:
+                next(procedure)
+            except StopIteration as end:
+                self._under_way.remove(procedure)
+                results.append(end.value)
+            except BaseException:
+                self._under_way.remove(procedure)
+                raise
+        return results
 
 
 def start_body(
     launcher: BodyLauncher, new: TaskInfo, is_wanted: Callable[[], bool]
-) -> Generator[None, None, RunCalls | None]:
+) -> Procedure[RunCalls | None]:
     """Start a run's body on a new process of its cluster; yield while that takes time.
 
     Returns the call that runs the body, None if it ``is_wanted`` no more before it was sent. Raises
@@ -275,18 +296,15 @@ def when_prepared(preparing: RunCalls, new: TaskInfo) -> Iterator[None]:
 
 
 def replace_task(
-    cluster: RunTasks,
-    task: TaskInfo,
-    clock: Callable[[], float],
-    is_wanted: Callable[[], bool] = lambda: True,
-) -> Generator[None, None, TaskInfo | None]:
+    cluster: RunTasks, task: TaskInfo, is_wanted: Callable[[], bool] = lambda: True
+) -> Procedure[TaskInfo | None]:
     """Give a lost task a new process, unless another client has; yield while that takes time.
 
     Returns the task with its new process, None if it ``is_wanted`` no more before its replacement began.
     Raises UnavailableError if it cannot be replaced within 30 s, FailedPreconditionError if the cluster was
     made smaller.
     """
-    until = clock() + RETRY_SECONDS
+    until = time.monotonic() + RETRY_SECONDS
     while task in cluster.tasks:
         if not is_wanted():
             return None
@@ -296,7 +314,7 @@ def replace_task(
                 yield
             return replacement.tasks[0]
         except UnavailableError:  # another client changes the cluster, or the new process has died
-            if clock() > until:
+            if time.monotonic() > until:
                 raise
             yield
     new = next((info for info in cluster.tasks if info.rank == task.rank), None)

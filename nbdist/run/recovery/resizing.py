@@ -16,13 +16,13 @@ A worker that ``%cluster shrink`` removes leaves between two steps, before its p
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from nbdist.errors import NbdistError
-from nbdist.run.protocols import RunCalls, RunTasks
-from nbdist.run.recovery.replacement import BodyLauncher, Entry, start_body
+from nbdist.run.protocols import RunTasks
+from nbdist.run.recovery.replacement import BodyLauncher, Entry, Procedure, Procedures, start_body
 from nbdist.runtime.task import TaskInfo
 
 
@@ -73,17 +73,11 @@ class WorkerGrowth:
     before have recorded ``earlier`` ones.
     """
 
-    def __init__(
-        self,
-        cluster: RunTasks,
-        launcher: BodyLauncher,
-        earlier: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, cluster: RunTasks, launcher: BodyLauncher, earlier: int = 0) -> None:
         self.resizes: list[Resize] = []
         self._earlier = earlier
-        self._cluster, self._launcher, self._clock = cluster, launcher, clock
-        self._under_way: list[tuple[Resize, Generator[None, None, RunCalls | None]]] = []
+        self._cluster, self._launcher = cluster, launcher
+        self._procedures = Procedures[Resize]()
         self._known = {info.incarnation for info in cluster.tasks}
         self._seen = list(cluster.tasks)
         self._removed: set[int] = set()
@@ -92,7 +86,7 @@ class WorkerGrowth:
     @property
     def under_way(self) -> bool:
         """Whether the body of an added worker has not been sent yet."""
-        return bool(self._under_way)
+        return bool(self._procedures)
 
     def end(self) -> None:
         """Add no more workers: the run ends."""
@@ -118,17 +112,25 @@ class WorkerGrowth:
         """Begin to add a worker; return whether it is added: not if the run ends."""
         if self._ending:
             return False
-        resize = Resize(info, True, self._earlier + len(self.resizes) + 1, self._clock())
+        resize = Resize(info, True, self._earlier + len(self.resizes) + 1, time.monotonic())
         self.resizes.append(resize)
         self._removed.discard(info.rank)
         self._launcher.add(info.rank)
-        steps = start_body(self._launcher, info, lambda: not self._ending)
-        self._under_way.append((resize, steps))
+        self._procedures.begin(self._start(resize))
         return True
+
+    def _start(self, resize: Resize) -> Procedure[Resize]:
+        try:
+            resize.calls = yield from start_body(self._launcher, resize.new, lambda: not self._ending)
+            if resize.calls is None:
+                resize.problem = "the run was ending"
+        except NbdistError as error:
+            resize.problem = str(error)
+        return resize
 
     def leave(self, info: TaskInfo, step: int | None) -> Resize:
         """Record that a worker has left, at a step of its own if that is known."""
-        resize = Resize(info, False, self._earlier + len(self.resizes) + 1, self._clock(), step=step)
+        resize = Resize(info, False, self._earlier + len(self.resizes) + 1, time.monotonic(), step=step)
         self.resizes.append(resize)
         self._launcher.remove(info.rank)
         return resize
@@ -139,20 +141,7 @@ class WorkerGrowth:
 
     def poll(self) -> list[Resize]:
         """Do what can be done now, without waiting; return those that were started or have failed."""
-        settled = []
-        for resize, steps in list(self._under_way):
-            try:
-                next(steps)
-                continue
-            except StopIteration as done:
-                resize.calls = done.value
-            except NbdistError as error:
-                resize.problem = str(error)
-            self._under_way.remove((resize, steps))
-            if resize.calls is None and not resize.problem:
-                resize.problem = "the run was ending"
-            settled.append(resize)
-        return settled
+        return self._procedures.poll()
 
 
 def left_at(outcome: Any) -> int | None:

@@ -1,6 +1,6 @@
-"""Replaces the parameter servers that die during a run whose bodies recover from it: `ServerRecovery`.
+"""Replaces a parameter server that dies during a run whose bodies survive it: `replace_server`, `Replaced`.
 
-A body recovers if it drives a MonitoredSession, which waits for the new process and restores what it held
+A body survives it if it drives a MonitoredSession, which waits for the new process and restores what it held
 (`nbdist.sessions`), or if it trains asynchronously or by ``fit``: one of the workers then sends its
 copy of the parameters (`nbdist.runtime.ps.restore`), and says what was lost. Each replacement counts against
 the restart budget of the run, as a worker's does.
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from nbdist.run.protocols import RunCalls, RunTasks
-from nbdist.run.recovery.replacement import RestartBudget, count, replace_task, when_prepared
+from nbdist.run.recovery.replacement import Procedure, count, replace_task, when_prepared
 from nbdist.runtime.task import TaskInfo
 
 
@@ -85,63 +85,21 @@ class Replaced:
         )
 
 
-@dataclass
-class _Pending:
-    task: TaskInfo
-    how: str
-    since: float
-    steps: Generator[None, None, TaskInfo | None]
-    number: int
+def replace_server(
+    cluster: RunTasks,
+    lost: TaskInfo,
+    how: str,
+    lost_at: float,
+    number: int,
+    prepare: Callable[[TaskInfo], RunCalls] | None,
+) -> Procedure[Replaced]:
+    """Give a parameter server that was lost as ``how`` describes a new process; yield while that takes time.
 
-
-class ServerRecovery:
-    """Replaces lost parameter servers; call ``poll`` repeatedly while ``under_way``.
-
-    ``budget`` is the restart budget of the run. ``prepare`` begins to create the agent of a new process,
-    which serves parameters; sessions need none.
+    ``prepare`` begins to create the agent of the new process, which serves parameters; None for sessions,
+    which need none. Raises as `replace_task` does, and UnavailableError if there can be no agent.
     """
-
-    def __init__(
-        self,
-        cluster: RunTasks,
-        budget: RestartBudget,
-        clock: Callable[[], float] = time.monotonic,
-        prepare: Callable[[TaskInfo], RunCalls] | None = None,
-    ) -> None:
-        self.budget, self._prepare = budget, prepare
-        self._cluster, self._clock = cluster, clock
-        self._waiting: list[_Pending] = []
-
-    @property
-    def under_way(self) -> bool:
-        """Whether tasks are being replaced."""
-        return bool(self._waiting)
-
-    def begin(self, task: TaskInfo, how: str) -> None:
-        """Begin to replace a task that was lost as ``how`` describes; it counts against the budget."""
-        self.budget.take()
-        self._waiting.append(_Pending(task, how, self._clock(), self._steps(task), self.budget.spent))
-
-    def _steps(self, task: TaskInfo) -> Generator[None, None, TaskInfo | None]:
-        new = yield from replace_task(self._cluster, task, self._clock)
-        if new is not None and self._prepare is not None:
-            yield from when_prepared(self._prepare(new), new)
-        return new
-
-    def poll(self) -> list[Replaced]:
-        """Do what can be done now, without waiting; return the tasks that are replaced now.
-
-        Raises the error of a replacement that has failed.
-        """
-        done: list[Replaced] = []
-        for one in list(self._waiting):
-            try:
-                next(one.steps)
-            except StopIteration as end:
-                self._waiting.remove(one)
-                seconds = self._clock() - one.since
-                done.append(Replaced(one.task, end.value, one.how, seconds, one.number, one.since))
-            except BaseException:
-                self._waiting.remove(one)
-                raise
-        return done
+    new = yield from replace_task(cluster, lost)
+    assert new is not None  # it is always wanted
+    if prepare is not None:
+        yield from when_prepared(prepare(new), new)
+    return Replaced(lost, new, how, time.monotonic() - lost_at, number, lost_at)

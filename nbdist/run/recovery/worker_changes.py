@@ -13,7 +13,7 @@ from nbdist.errors import TaskDiedError
 from nbdist.run.body_error import why_not_joined
 from nbdist.run.followed import FollowedRun
 from nbdist.run.recovery.failure_detector import FailureDetector
-from nbdist.run.recovery.member import Member, Need, State
+from nbdist.run.recovery.member import Loss, Member, Need, State
 from nbdist.run.recovery.policy import Decision, await_in_step
 from nbdist.run.recovery.replacement import Restart, WorkerRecovery, count
 from nbdist.run.recovery.resizing import Resize, WorkerGrowth, left_at
@@ -65,7 +65,7 @@ class WorkerChanges:
         if member.need is Need.NONE:
             member.expect_nothing()
         self._tally.lose(self._members.number(member), time.monotonic())
-        why, remaining = self._replace(member, loss.how, decision), self._members.here
+        why, remaining = self._replace(member, loss, decision), self._members.here
         too_few = decision.by_session and self._members.needed_by_sessions > len(remaining)
         if remaining and (member.need is Need.IN_STEP or too_few):
             followed.note(
@@ -90,13 +90,13 @@ class WorkerChanges:
         # Any of the others may become the first one.
         followed.send_to(remaining, "run.lost", ranks=ranks, incarnations=numbers)
 
-    def _replace(self, member: Member, how: str, decision: Decision) -> str:
+    def _replace(self, member: Member, loss: Loss, decision: Decision) -> str:
         """Begin to replace a lost worker if the run does that; return why not, after a semicolon."""
         recovery = self.recovery
         if recovery is None or not (decision.by_session or self._followed.rules.replaces_workers):
             return ""
         refusal = "" if recovery.ending else recovery.refusal
-        if recovery.begin(member.info, how):
+        if recovery.begin(member.info, loss.how, loss.since):
             member.move(State.REPLACING)
         return f"; {refusal}" if refusal else ""
 
