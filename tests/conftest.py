@@ -178,9 +178,11 @@ def pytest_runtest_makereport(
     report = yield
     item.stash[FAILED] = report.failed or item.stash.get(FAILED, False)
     if call.when == "teardown" and item.stash[FAILED]:
-        cluster = (getattr(item, "funcargs", None) or {}).get("cluster")
-        if hasattr(cluster, "replace") and any((cluster.folder / "busy").glob("*")):
-            with suppress(Exception):  # the report of the failed test matters, and the next one says why
+        with suppress(
+            Exception
+        ):  # a fixture of another kind has the name; or the next test says what is wrong
+            cluster: Cluster = item.funcargs["cluster"]  # type: ignore[attr-defined]
+            if any((cluster.folder / "busy").glob("*")):
                 cluster.replace(list(cluster.tasks)).wait()
     return report
 

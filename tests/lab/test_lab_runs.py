@@ -345,7 +345,7 @@ def test_ended_bodies_without_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in range(2):
         run.progress(rank, 100, state="finished")
     assert only(runs)["status"] == "running"  # its client has not yet written the end
-    monkeypatch.setattr(runs_module, "QUIET_SECONDS", -1.0)
+    monkeypatch.setattr("nbdist.lab.readers.run_record.QUIET_SECONDS", -1.0)
     item = only(runs)
     assert item["status"] == "finished"
     assert "nb.attach('r1')" in item["note"]
