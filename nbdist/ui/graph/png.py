@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from nbdist.graph.layout.stretch import Spread
 from nbdist.ui.frozen.run_figure import encode
 from nbdist.ui.graph.marks import (
-    Command,
     Mark,
     Rect,
     Shape,
@@ -114,38 +113,23 @@ def _artist(mark: Mark, x: float, y: float, order: int) -> Any:
         )  # fmt: skip
     look = LOOKS.get(mark.role)
     fill = mark.fill if isinstance(mark, Shape) and mark.fill else colour(look.fill if look else "")
-    path = mark.path if isinstance(mark, Shape) else round_corners(mark)
     return PathPatch(
-        _path(path, x, y), facecolor=fill, edgecolor=colour(look.line if look else ""), zorder=order,
+        _path(mark, x, y), facecolor=fill, edgecolor=colour(look.line if look else ""), zorder=order,
         linewidth=look.width if look else 0, linestyle=(0, look.dash) if look and look.dash else "-",
         capstyle="butt", joinstyle="round",
     )  # fmt: skip
 
 
-def _path(path: Iterable[Command], x: float, y: float) -> Any:
+def _path(mark: Rect | Shape, x: float, y: float) -> Any:
+    from matplotlib.patches import BoxStyle
     from matplotlib.path import Path
 
+    if isinstance(mark, Rect):
+        corners = BoxStyle.Round(0, min(mark.radius, mark.width / 2, mark.height / 2))
+        return corners(x + mark.x, y + mark.y, mark.width, mark.height, 1.0)
     codes = {"M": Path.MOVETO, "L": Path.LINETO, "Q": Path.CURVE3, "C": Path.CURVE4, "Z": Path.CLOSEPOLY}
     points, kinds = [], []
-    for letter, ends in path:
+    for letter, ends in mark.path:
         points += [(x + a, y + b) for a, b in ends] or [(0.0, 0.0)]
         kinds += [codes[letter]] * max(1, len(ends))
     return Path(points, kinds)
-
-
-def round_corners(rect: Rect) -> tuple[Command, ...]:
-    """Return a rectangle as a path."""
-    left, top, right, low = rect.x, rect.y, rect.x + rect.width, rect.y + rect.height
-    r = min(rect.radius, rect.width / 2, rect.height / 2)
-    return (
-        ("M", ((left + r, top),)),
-        ("L", ((right - r, top),)),
-        ("Q", ((right, top), (right, top + r))),
-        ("L", ((right, low - r),)),
-        ("Q", ((right, low), (right - r, low))),
-        ("L", ((left + r, low),)),
-        ("Q", ((left, low), (left, low - r))),
-        ("L", ((left, top + r),)),
-        ("Q", ((left, top), (left + r, top))),
-        ("Z", ()),
-    )
