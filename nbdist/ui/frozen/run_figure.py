@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,11 +41,7 @@ def picture(
 
     ``axis`` is the label of x. The background is opaque, so that the picture is readable on a dark page.
     """
-    import matplotlib
-
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        matplotlib.rcdefaults()  # a notebook's own style may be unsuitable
-        warnings.simplefilter("ignore")  # about letters that the font lacks
+    with own_style():
         figure = draw(store, charts, tasks, axis, marks, ended_replicas)
         dots = SHARPEST
         while len(png := encode(figure, dots)) > limit and dots > COARSEST:
@@ -94,12 +91,7 @@ def columns_of(charts: int) -> int:
 
 def fill(axes: Axes, title: str, points: Sequence[Line], course: Sequence[Line]) -> None:
     """Draw one chart: pale points with the lines on top."""
-    axes.set_title(clip(title, 40), loc="left", fontsize=10, fontweight="bold", color=INK, parse_math=False)
-    axes.set_facecolor(PAPER)
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0, labelsize=8, labelcolor=MUTED)
+    frame(axes, clip(title, 40))
     axes.xaxis.set_major_formatter(lambda step, _: short_count(step))
     for steps, values, style in [*points, *course]:
         axes.plot(steps, drawable(values), **style)
@@ -108,6 +100,16 @@ def fill(axes: Axes, title: str, points: Sequence[Line], course: Sequence[Line])
         axes.set_ylim(*within)
         return
     axes.text(0.5, 0.5, "no finite values", transform=axes.transAxes, ha="center", color=MUTED, fontsize=9)
+
+
+def frame(axes: Axes, title: str) -> None:
+    """Draw a panel's title and a light frame."""
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK, parse_math=False)
+    axes.set_facecolor(PAPER)
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0, labelsize=8, labelcolor=MUTED)
 
 
 def draw_marks(axes: Axes, marks: Sequence[Mark]) -> None:
@@ -166,6 +168,19 @@ def encode(figure: Figure, dots: float, colours: Sequence[int] | int | None = No
         few = pixels.quantize(palette=palette, dither=Image.Dither.NONE)
     few.save(file, "PNG", optimize=True)
     return file.getvalue()
+
+
+@contextmanager
+def own_style() -> Iterator[None]:
+    """Use Matplotlib's default style inside a ``with``, because a notebook's own style may be unsuitable."""
+    import matplotlib
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams["hatch.linewidth"] = 1.1
+        matplotlib.rcParams["svg.hashsalt"] = "nbdist"
+        warnings.simplefilter("ignore")  # about letters that the font lacks
+        yield
 
 
 def short_count(count: float) -> str:

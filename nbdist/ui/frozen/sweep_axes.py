@@ -20,7 +20,7 @@ from nbdist.sweep.events import Direction
 from nbdist.sweep.parameters import Choice, Integer, Parameter, Real, Value, is_number, literal, same_key
 from nbdist.sweep.state import Ledger, Trial
 from nbdist.text import clip
-from nbdist.ui.frozen.run_figure import GRID, INK, LARGEST, MUTED, PAPER, STEPS
+from nbdist.ui.frozen.run_figure import INK, LARGEST, MUTED, PAPER, STEPS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -156,17 +156,7 @@ def _differs(name: str, parameters: Sequence[Mapping[str, Value]]) -> bool:
     return len(found) > 1
 
 
-# Parts of all charts of a sweep's picture: frame, labels, legend, colour bar.
-
-
-def frame(axes: Axes, title: str) -> None:
-    """Draw a panel's title and a light frame."""
-    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK, parse_math=False)
-    axes.set_facecolor(PAPER)
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0, labelsize=8, labelcolor=MUTED)
+# Parts of all charts of a sweep's picture: labels, legend, colour bar.
 
 
 def within(axes: Axes, values: Any) -> None:

@@ -7,7 +7,6 @@ the curves of the best trials; charts without data are left out. Dark is good in
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +25,8 @@ from nbdist.ui.frozen.run_figure import (
     TRAIN,
     drawable,
     encode,
+    frame,
+    own_style,
     shades,
 )
 from nbdist.ui.frozen.sweep_axes import (
@@ -36,7 +37,6 @@ from nbdist.ui.frozen.sweep_axes import (
     by_weight,
     colour_bar,
     every,
-    frame,
     legend,
     ramp_shades,
     ranked,
@@ -65,14 +65,10 @@ class Panel(NamedTuple):
 
 def picture(ledger: Ledger, limit: int) -> bytes | None:
     """Return a PNG of at most ``limit`` bytes, as sharp as fits; None if no trial has a value."""
-    import matplotlib
-
     panels = panels_of(ledger)
     if not panels:
         return None
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        matplotlib.rcdefaults()  # a notebook's own style may be unsuitable
-        warnings.simplefilter("ignore")  # about letters that the font lacks
+    with own_style():
         figure = draw(panels)
         colours = [*shades(), *ramp_shades()]
         dots = SHARPEST

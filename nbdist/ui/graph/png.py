@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from nbdist.graph.layout.stretch import Spread
-from nbdist.ui.frozen.run_figure import encode
+from nbdist.ui.frozen.run_figure import encode, own_style
 from nbdist.ui.graph.marks import (
     Mark,
     Rect,
@@ -42,11 +41,7 @@ def png(shown: Spread, scale: float) -> bytes:
     wide, high = wide + 2 * MARGIN, high + 2 * MARGIN
     scale = min(scale, (MOST_PIXELS / (wide * high)) ** 0.5)
     marks = [*placed(shown, MARGIN, MARGIN), *((key, MARGIN, MARGIN + shown.height + BELOW) for key in keys)]
-    import matplotlib
-
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        matplotlib.rcdefaults()  # a notebook's own style may be unsuitable
-        warnings.simplefilter("ignore")  # about letters that the font lacks
+    with own_style():
         figure = _figure(marks, wide, high, scale)
         return encode(figure, figure.dpi, 96)
 

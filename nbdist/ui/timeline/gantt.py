@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,18 @@ from typing import TYPE_CHECKING, Any
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.metrics.timeline import KINDS, Span, Timeline
 from nbdist.text import clip
-from nbdist.ui.frozen.run_figure import FAN, GRID, INK, MUTED, PAPER, REPLICAS, TRAIN, VALIDATION, encode
+from nbdist.ui.frozen.run_figure import (
+    FAN,
+    GRID,
+    INK,
+    MUTED,
+    PAPER,
+    REPLICAS,
+    TRAIN,
+    VALIDATION,
+    encode,
+    own_style,
+)
 from nbdist.ui.frozen.summary import short_task
 
 if TYPE_CHECKING:
@@ -43,7 +52,7 @@ def png(timeline: Timeline, theme: str = "light", limit: int | None = None) -> b
     """Return the chart as an opaque PNG, with a lower resolution if it would exceed ``limit`` bytes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    with _own_style():
+    with own_style():
         figure = draw(timeline, theme_of(theme))
         FigureCanvasAgg(figure)
         dots = SHARPEST
@@ -56,7 +65,7 @@ def png(timeline: Timeline, theme: str = "light", limit: int | None = None) -> b
 
 def svg(timeline: Timeline, theme: str = "light") -> bytes:
     """Return the chart as an SVG, the same for equal timelines."""
-    with _own_style():
+    with own_style():
         return _rendered(draw(timeline, theme_of(theme)), "svg", metadata={"Date": None})
 
 
@@ -206,19 +215,6 @@ def _legend(figure: Figure, timeline: Timeline, theme: Theme) -> None:
             handles=keys, loc="outside lower left", ncols=len(KINDS), fontsize=8, frameon=False,
             labelcolor=theme.muted, columnspacing=1.6, handlelength=2.2, handleheight=1.1, borderaxespad=0.2,
         )  # fmt: skip
-
-
-@contextmanager
-def _own_style() -> Iterator[None]:
-    """Use Matplotlib's default style inside a ``with``, because a notebook's own style may be unsuitable."""
-    import matplotlib
-
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams["hatch.linewidth"] = 1.1
-        matplotlib.rcParams["svg.hashsalt"] = "nbdist"
-        warnings.simplefilter("ignore")  # about letters that the font lacks
-        yield
 
 
 def _rendered(figure: Figure, format: str, **options: Any) -> bytes:
