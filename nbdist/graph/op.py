@@ -102,6 +102,20 @@ define = _registered(Op)
 """Makes an `Op` of its arguments, and puts it in the table."""
 
 
+def define_into(
+    name: str, into: Callable[..., Callable[..., Any]], spec: Callable[..., Spec], **more: Any
+) -> Op:
+    """Define an op by its kernel alone, which the forward function has write into new memory."""
+
+    def forward(xp: Any, *inputs: Array, **attrs: Any) -> Array:
+        result = spec(*(Spec(array.shape, array.dtype) for array in inputs), **attrs)
+        out: Array = xp.empty(result.shape, result.dtype)
+        into(xp, **attrs)(*inputs, out)
+        return out
+
+    return define(name, forward=forward, into=into, spec=spec, **more)
+
+
 def elsewhere(*inputs: Any, **attrs: Any) -> Any:
     """Raise: the forward function of an external op, which the executor of its program performs itself."""
     raise RuntimeError("an external op has no kernel: the executor of its program performs it")

@@ -14,7 +14,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.kernel import COMPUTE_IN_W, FLOATS, INTEGERS, Kernel, define_kernel, into_new
-from nbdist.graph.op import Spec, define, floating, number_dtype, show, whole
+from nbdist.graph.op import Spec, define, define_into, floating, number_dtype, show, whole
 from nbdist.graph.tensor import record
 
 TINY = 1e-7  # keeps logarithms and quotients of probabilities finite, as in Keras
@@ -157,13 +157,6 @@ ONE_HOT = define_kernel(
 )
 
 
-def _one_hot(xp: Any, labels: Array, depth: int, dtype: Any) -> Array:
-    if xp is not np:
-        write = _one_hot_kernel(xp, depth, dtype)
-        return into_new(xp, (*labels.shape, depth), dtype, lambda out: write(labels, out))
-    return (labels[..., None] == np.arange(depth)).astype(dtype)  # type: ignore[no-any-return]
-
-
 def _one_hot_kernel(xp: Any, depth: int, dtype: Any) -> Callable[[Array, Array], Any]:
     if xp is not np:
         return lambda labels, out: ONE_HOT(xp, labels, depth, out, size=out.size)
@@ -181,7 +174,7 @@ def _one_hot_spec(labels: Spec, depth: int, dtype: Any) -> Spec:
     return Spec((*labels.shape, depth), number_dtype("one_hot", dtype))
 
 
-define("one_hot", forward=_one_hot, into=_one_hot_kernel, spec=_one_hot_spec)
+define_into("one_hot", _one_hot_kernel, _one_hot_spec)
 
 
 def _check_classes(xp: Any, labels: Array, classes: int) -> Array:
@@ -387,7 +380,7 @@ def _sparse_grad(xp: Any, g: Array, p: Array, labels: Array) -> Array:
     if xp is not np:
         return into_new(xp, p.shape, p.dtype, lambda out: _sparse_grad_kernel(xp)(g, p, labels, out))
     _require_classes(labels, p.shape[-1])
-    result: Array = g[..., None] * (p - _one_hot(np, labels, p.shape[-1], p.dtype))
+    result: Array = g[..., None] * (p - (labels[..., None] == np.arange(p.shape[-1])))
     return result
 
 

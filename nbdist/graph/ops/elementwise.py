@@ -12,7 +12,7 @@ import numpy as np
 
 from nbdist.graph.backend import Array
 from nbdist.graph.kernel import COMPUTE_IN_W, FLOATS, define_kernel, into_new
-from nbdist.graph.op import Spec, broadcast, define, number_array, number_dtype
+from nbdist.graph.op import Spec, broadcast, define, define_into, number_array, number_dtype
 from nbdist.graph.tensor import FUNCTIONS, Constant, Tensor, constant, record, symbolic
 
 
@@ -382,9 +382,8 @@ def _sigmoid_kernel(xp: Any) -> Callable[[Array, Array], None]:
     return kernel if xp is np else lambda x, out: SIGMOID(xp, x, out)
 
 
-define(
+define_into(
     "sigmoid",
-    forward=lambda xp, x: into_new(xp, x.shape, _same(x), lambda out: _sigmoid_kernel(xp)(x, out)),
     into=_sigmoid_kernel,
     spec=lambda x: Spec(x.shape, _same(x)),
     vjp=lambda np, g, y, x: (record("sigmoid_grad", g, y),),

@@ -19,6 +19,7 @@ from nbdist.graph.op import (
     broadcast,
     check_gradient,
     define,
+    define_into,
     normal_axes,
     show,
     whole,
@@ -167,12 +168,6 @@ def _take_kernel(xp: Any, axis: int) -> Any:
     return lambda x, positions, out: xp.take(x, positions, axis, out)
 
 
-def _add_rows(xp: Any, g: Array, like: Array, positions: Array, axis: int) -> Array:
-    out = xp.zeros(like.shape, g.dtype)
-    _add_rows_kernel(xp, axis)(g, like, positions, out)
-    return out  # type: ignore[no-any-return]
-
-
 def _add_rows_kernel(xp: Any, axis: int) -> Any:
     """Add up the rows of one position first: sort, then one sum for each run of equal positions."""
 
@@ -204,9 +199,8 @@ define(
         None,
     ),
 )
-define(
+define_into(
     "take_back_like",
-    forward=_add_rows,
     into=_add_rows_kernel,
     spec=_take_back_spec,
     vjp=lambda np, up, y, g, like, positions, axis: (

@@ -11,7 +11,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.kernel import FLOATS, Kernel, define_kernel
-from nbdist.graph.op import Spec, define, fits, floating, show
+from nbdist.graph.op import Spec, define_into, fits, floating, show
 from nbdist.graph.ops.windows import Pair, WindowAxis, axes_of, window_counts
 from nbdist.graph.tensor import record
 
@@ -170,22 +170,6 @@ def _launch(
     kernel(xp, *arrays, *geometry, images.shape[3], out, size=out.size)
 
 
-def _empty(xp: Any, x: Array, size: Pair, strides: Pair, padding: str) -> Array:
-    height, width = axes_of(x.shape, size, strides, padding)
-    return xp.empty((len(x), height.count, width.count, x.shape[3]), x.dtype)  # type: ignore[no-any-return]
-
-
-def _into(kernel: Callable[..., None], make: Callable[..., Array]) -> Callable[..., Array]:
-    """Return a kernel's forward function: it allocates the result and fills it."""
-
-    def forward(xp: Any, *arrays: Array, **how: Any) -> Array:
-        out = make(xp, *arrays, **how)
-        kernel(xp, *arrays, out, **how)
-        return out
-
-    return forward
-
-
 def _kernel(function: Callable[..., None]) -> Callable[..., Callable[..., None]]:
     return lambda xp, **how: lambda *arrays: function(xp, *arrays, **how)
 
@@ -284,21 +268,17 @@ def _of_which_spec(u: Spec, which: Spec, **how: Any) -> Spec:
     return Spec(which.shape, u.dtype)
 
 
-_max_forward = _into(_largest, _empty)
-_which_forward = _into(_which, lambda xp, y, x, size, **how: xp.empty(y.shape, _counter(size)))
-define(
+define_into(
     "max_pool2d",
-    forward=_max_forward,
     into=_kernel(_largest),
     spec=_spec("max_pool2d"),
     vjp=lambda np, g, y, x, **how: (
         record("max_pool2d_to_which", g, record("max_pool2d_which", y, x, **how), x, **how),
     ),
 )
-define("max_pool2d_which", forward=_which_forward, into=_kernel(_which), spec=_which_spec)
-define(
+define_into("max_pool2d_which", _kernel(_which), _which_spec)
+define_into(
     "max_pool2d_to_which",
-    forward=_into(_to_which, lambda xp, g, which, like, **how: xp.empty(like.shape, g.dtype)),
     into=_kernel(_to_which),
     spec=_to_which_spec,
     vjp=lambda np, up, out, g, which, like, **how: (
@@ -308,9 +288,8 @@ define(
     ),
     shape_only=frozenset({2}),
 )
-define(
+define_into(
     "max_pool2d_of_which",
-    forward=_into(_of_which, lambda xp, u, which, **how: xp.empty(which.shape, u.dtype)),
     into=_kernel(_of_which),
     spec=_of_which_spec,
     vjp=lambda np, g, out, u, which, **how: (
@@ -358,9 +337,8 @@ def _spread(xp: Any, g: Array, like: Array, out: Array, size: Pair, strides: Pai
     return None
 
 
-define(
+define_into(
     "avg_pool2d",
-    forward=_into(_mean, _empty),
     into=_kernel(_mean),
     spec=_spec("avg_pool2d"),
     vjp=lambda np, g, y, x, **how: (record("avg_pool2d_grad", g, x, **how),),
@@ -373,9 +351,8 @@ def _spread_spec(g: Spec, like: Spec, **how: Any) -> Spec:
     return Spec(like.shape, g.dtype)
 
 
-define(
+define_into(
     "avg_pool2d_grad",
-    forward=_into(_spread, lambda xp, g, like, **how: xp.empty(like.shape, g.dtype)),
     into=_kernel(_spread),
     spec=_spread_spec,
     vjp=lambda np, up, y, g, like, **how: (record("avg_pool2d", up, **how), None),

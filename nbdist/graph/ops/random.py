@@ -17,7 +17,7 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.initial import fill
 from nbdist.graph.kernel import FLOATS, INTEGERS, define_kernel, into_new
-from nbdist.graph.op import Spec, define, show
+from nbdist.graph.op import Spec, define, define_into, show
 
 LEVELS = 1 << 16
 PER_COUNT = 16  # 16-bit numbers for each count of the generator
@@ -159,12 +159,6 @@ def _spec(
     return Spec(tuple(shape), dtype)
 
 
-def _values(xp: Any, *, dtype: Any, shape: tuple[int, ...], **how: Any) -> Array:
-    out = xp.empty(shape, dtype)
-    _kernel(xp, dtype=dtype, shape=shape, **how)(out)
-    return out  # type: ignore[no-any-return]
-
-
 def _kernel(
     xp: Any,
     draw: str,
@@ -219,4 +213,4 @@ def _blocks(
         yield number, len(flat), (start[axis] <= place) & (place < start[axis] + shape[axis])
 
 
-define("initial_value", forward=_values, into=_kernel, spec=_spec)
+define_into("initial_value", _kernel, _spec)

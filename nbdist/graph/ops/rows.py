@@ -14,7 +14,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array, to_host
-from nbdist.graph.op import Spec, define, show, whole
+from nbdist.graph.op import Spec, define, define_into, show, whole
 from nbdist.graph.sparse import IndexedSlices, dense
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record
 
@@ -115,15 +115,8 @@ def _add_rows_spec(values: Spec, indices: Spec, shape: tuple[int, ...]) -> Spec:
     return Spec(tuple(shape), values.dtype)
 
 
-def _add_rows(xp: Any, values: Array, indices: Array, shape: tuple[int, ...]) -> Array:
-    out = xp.empty(shape, values.dtype)
-    _add_rows_kernel(xp, shape)(values, indices, out)
-    return out  # type: ignore[no-any-return]
-
-
-define(
+define_into(
     "add_rows",
-    forward=_add_rows,
     into=_add_rows_kernel,
     spec=_add_rows_spec,
     vjp=lambda np, up, y, values, indices, shape: (record("gather_rows", up, indices), None),

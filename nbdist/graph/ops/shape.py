@@ -15,6 +15,7 @@ from nbdist.graph.op import (
     broadcast,
     check_gradient,
     define,
+    define_into,
     normal_axes,
     shape_of,
     show,
@@ -379,12 +380,6 @@ def _setitem_spec(x: Spec, like: Spec, key: tuple[Any, ...]) -> Spec:
     return Spec(like.shape, x.dtype)
 
 
-def _setitem(xp: Any, x: Array, like: Array, key: tuple[Any, ...]) -> Array:
-    out = xp.zeros(like.shape, x.dtype)
-    out[key] = x
-    return out  # type: ignore[no-any-return]
-
-
 def _setitem_kernel(xp: Any, key: tuple[Any, ...]) -> Callable[[Array, Array, Array], None]:
     def kernel(x: Array, like: Array, out: Array) -> None:
         out.fill(0)
@@ -393,9 +388,8 @@ def _setitem_kernel(xp: Any, key: tuple[Any, ...]) -> Callable[[Array, Array, Ar
     return kernel
 
 
-define(
+define_into(
     "setitem_like",
-    forward=_setitem,
     into=_setitem_kernel,
     spec=_setitem_spec,
     vjp=lambda np, g, y, x, like, key: (record("getitem", g, key=key), None),
