@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nbdist.cluster.resources import count_cores
 from nbdist.errors import (
@@ -34,7 +34,7 @@ from nbdist.optim.base import number
 from nbdist.train.context import Context, Control, StepPlan
 
 if TYPE_CHECKING:
-    from nbdist.run.progress import ProgressTracker
+    from nbdist.run.run import Run
 
 SETTINGS = ("learning_rate",)
 POLL_SECONDS = 0.005  # between two polls of a run that this thread follows, while it waits for an answer
@@ -86,36 +86,10 @@ def progress_message(context: Context) -> dict[str, Any]:
     return progress
 
 
-class Followed(Protocol):
-    """The part of a run that `RunControls` needs; see :class:`nbdist.run.run.Run`."""
-
-    id: str
-    status: str
-    tally: ProgressTracker
-
-    @property
-    def over(self) -> bool:
-        """Whether it has ended."""
-
-    @property
-    def trains(self) -> bool:
-        """Whether it trains, or was started to train."""
-
-    @property
-    def has_session(self) -> bool:
-        """Whether a body drives a monitored session, or has driven one."""
-
-    def poll(self) -> bool:
-        """Poll the run once; return whether it has ended."""
-
-    def send(self, command: dict[str, Any]) -> None:
-        """Have a command sent to all bodies at the next poll."""
-
-
 class RunControls:
     """Sends users' commands to a run. Any thread may call it; the thread that follows the run sends them."""
 
-    def __init__(self, run: Followed) -> None:
+    def __init__(self, run: Run) -> None:
         self._run, self._number = run, 0
         self._follower, self._polling = threading.get_ident(), False
         self._polled = threading.Condition()

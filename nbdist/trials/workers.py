@@ -46,7 +46,7 @@ class EngineStatus(NamedTuple):
 
     rank: int
     name: str
-    state: Literal["busy", "free", "gone"]
+    state: Literal["busy", "free", "gone"]  # saved notebooks contain these values
     number: int | None
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import NbdistError
 from nbdist.json_values import mapping
@@ -19,7 +18,9 @@ from nbdist.sweep.state import Ledger
 from nbdist.trials.store import ABOUT, LOG, MOST_ABOUT, engine_names_in
 from nbdist.ui.formatting import jsonable, shorten
 from nbdist.ui.frozen.sweep import rows_of, sweep_data, sweep_output
-from nbdist.ui.widgets.sweep_feed import EngineSeen
+
+if TYPE_CHECKING:
+    from nbdist.trials.workers import EngineStatus
 
 LIMIT = 200_000  # bytes of a bundle; larger than in a notebook, because it is not saved
 LONGEST_CODE = 200_000
@@ -88,53 +89,19 @@ def cache_keys(sweep_id: str, sweeps: Sweeps | None) -> tuple[object, object]:
     return mark, (str(home), holder_of(log), state or mark)
 
 
-@dataclass(frozen=True)
 class SavedSweep:
     """A sweep read from its log, with the interface `nbdist.ui.widgets.sweep_feed.SweepSeen`."""
 
-    item: Item
-    ledger: Ledger
-
-    @property
-    def id(self) -> str:
-        """Its id."""
-        return str(self.item["id"])
-
-    @property
-    def name(self) -> str:
-        """Its display name."""
-        return str(self.item["name"])
-
-    @property
-    def state(self) -> str:
+    def __init__(self, item: Item, ledger: Ledger) -> None:
+        self.id, self.name, self.ledger = str(item["id"]), str(item["name"]), ledger
+        self.state = "stopped" if item["state"] == "lost" else str(item["state"])
         """Its state; a sweep without a driving process counts as stopped."""
-        return "stopped" if self.item["state"] == "lost" else str(self.item["state"])
-
-    @property
-    def over(self) -> bool:
-        """Whether it has ended."""
-        return self.state in OVER
-
-    @property
-    def lock(self) -> AbstractContextManager[Any]:
-        """A no-op: no other thread has this ledger."""
-        return nullcontext()
-
-    @property
-    def touched(self) -> Sequence[int]:
-        """Empty: the whole sweep is sent at once."""
-        return ()
-
-    @property
-    def trouble(self) -> str | None:
-        """Its note."""
-        note = self.item["note"]
-        return None if note is None else str(note)
-
-    @property
-    def error(self) -> NbdistError | None:
-        """The error that ended it, if any."""
-        return NbdistError(str(self.item["error"])) if self.item["error"] else None
+        self.over = self.state in OVER
+        self.trouble = None if item["note"] is None else str(item["note"])
+        self.error = NbdistError(str(item["error"])) if item["error"] else None
+        # No other thread has this ledger, the whole sweep is sent at once, and only a driver knows engines.
+        self.lock, self.touched = nullcontext(), ()
+        self.engines: Callable[[], Sequence[EngineStatus]] = tuple
 
     @property
     def engine_names(self) -> Mapping[int, str]:
@@ -145,10 +112,6 @@ class SavedSweep:
             return engine_names_in(mapping(json.loads(found)))
         except (OSError, ValueError, RecursionError, NbdistError):
             return {}
-
-    def engines(self) -> Sequence[EngineSeen]:
-        """Return an empty list: only the driver knows what engines do."""
-        return ()
 
 
 _bundles, _details = BundleCache(), BundleCache()

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from IPython import display as ipython
 
+from nbdist.trials.sweep import Sweep
 from nbdist.ui.display.run import LINE_EVERY, Place, place
 from nbdist.ui.frozen.sweep import frozen_sweep, summary_of, sweep_line, sweep_text
-from nbdist.ui.widgets.sweep import SweepHandle
 from nbdist.ui.widgets.sweep_commands import take_commands
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class SweepDisplay:
     """
 
     def __init__(
-        self, sweep: SweepHandle, *, report: Callable[[str], None] = print, where: Place | None = None
+        self, sweep: Sweep, *, report: Callable[[str], None] = print, where: Place | None = None
     ) -> None:
         self.sweep = sweep
         self.report = report
@@ -173,7 +173,7 @@ class SweepDisplay:
 _following: dict[int, asyncio.Task[None]] = {}  # by the identity of the displays
 
 
-def follow_sweep_in_background(sweep: SweepHandle, display: SweepDisplay | None = None) -> bool:
+def follow_sweep_in_background(sweep: Sweep, display: SweepDisplay | None = None) -> bool:
     """Show a sweep on this thread's event loop until it ends, then freeze it; return whether there is a loop.
 
     A ``display`` of None makes one in this cell. While no other cell runs, the grid updates ten times a
@@ -203,7 +203,7 @@ def follow_sweep_in_background(sweep: SweepHandle, display: SweepDisplay | None 
     return True
 
 
-async def _follow(sweep: SweepHandle, display: SweepDisplay) -> None:
+async def _follow(sweep: Sweep, display: SweepDisplay) -> None:
     while True:
         try:
             while not sweep.over:

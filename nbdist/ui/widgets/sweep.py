@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from nbdist.errors import NbdistError
 from nbdist.sweep.commands import COMMANDS, NUMBER
-from nbdist.sweep.events import Event
 from nbdist.text import clip
+from nbdist.trials.sweep import Sweep
 from nbdist.ui.widgets.base import StreamingView
-from nbdist.ui.widgets.sweep_feed import SweepFeed, SweepSeen
+from nbdist.ui.widgets.sweep_feed import SweepFeed
 
 
 class SweepView(StreamingView):
@@ -39,7 +39,7 @@ class SweepView(StreamingView):
 
     mime_type = "application/vnd.nbdist.sweep+json"
 
-    def __init__(self, sweep: SweepHandle, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, sweep: Sweep, clock: Callable[[], float] = time.time) -> None:
         self.sweep = sweep
         self.clock = clock
         self.feed = SweepFeed(sweep)
@@ -100,24 +100,11 @@ LONGEST_OUTPUT = 200_000  # characters of a trial's output that the page receive
 LONGEST_MESSAGE = 600
 
 
-class SweepHandle(SweepSeen, Protocol):
-    """A sweep that takes commands, from any thread; a command that is refused raises an `NbdistError`."""
-
-    def command(self, name: str, /, **arguments: object) -> list[Event]:
-        """Execute a command of `nbdist.sweep.commands.COMMANDS`; return its events."""
-
-    def output(self, number: int, /) -> str:
-        """Return the output of a trial."""
-
-    def as_code(self, number: int, /) -> str:
-        """Return a cell with a trial's parameters."""
-
-
 Answer = dict[str, Any]
 """The fields of an answer: ``message``, and the result of the command or query."""
 
 
-def answer(sweep: SweepHandle, message: Mapping[str, Any]) -> Answer:
+def answer(sweep: Sweep, message: Mapping[str, Any]) -> Answer:
     """Execute the command or query in a message and return the answer; an exception becomes its text."""
     head: Answer = {"kind": "answer", "request": message.get("request")}
     try:
@@ -129,7 +116,7 @@ def answer(sweep: SweepHandle, message: Mapping[str, Any]) -> Answer:
     return {**head, "ok": False, "message": clip(reason, LONGEST_MESSAGE)}
 
 
-def _execute(sweep: SweepHandle, kind: str, message: Mapping[str, Any]) -> Answer:
+def _execute(sweep: Sweep, kind: str, message: Mapping[str, Any]) -> Answer:
     if (query := QUERIES.get(kind)) is not None:
         return query(sweep, NUMBER.check(message.get("number")))
     row = COMMANDS[kind]
@@ -137,16 +124,16 @@ def _execute(sweep: SweepHandle, kind: str, message: Mapping[str, Any]) -> Answe
     return row.answer(arguments, sweep.command(kind, **arguments))
 
 
-def _cell(sweep: SweepHandle, number: int) -> Answer:
+def _cell(sweep: Sweep, number: int) -> Answer:
     return {"message": f"a cell with the parameters of trial {number}", "text": sweep.as_code(number)}
 
 
-def _output(sweep: SweepHandle, number: int) -> Answer:
+def _output(sweep: Sweep, number: int) -> Answer:
     printed = sweep.output(number)
     cut = len(printed) - LONGEST_OUTPUT
     text = printed if cut <= 0 else f"... {cut:,} characters cut ...\n{printed[cut:]}"
     return {"message": f"output of trial {number}", "text": text}
 
 
-QUERIES: dict[str, Callable[[SweepHandle, int], Answer]] = {"cell": _cell, "output": _output}
+QUERIES: dict[str, Callable[[Sweep, int], Answer]] = {"cell": _cell, "output": _output}
 """The queries about one trial."""

@@ -14,9 +14,10 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from nbdist.ui.widgets.sweep import SweepHandle, answer
+from nbdist.trials.sweep import Sweep
+from nbdist.ui.widgets.sweep import answer
 
-_taking: weakref.WeakSet[SweepHandle] = weakref.WeakSet()
+_taking: weakref.WeakSet[Sweep] = weakref.WeakSet()
 
 
 def target_of(sweep: str) -> str:
@@ -28,7 +29,7 @@ def target_of(sweep: str) -> str:
     return f"nbdist.sweep.{sweep}"
 
 
-def take_commands(sweep: SweepHandle) -> None:
+def take_commands(sweep: Sweep) -> None:
     """Answer the commands that pages send to a sweep, as long as anything in this kernel holds the sweep.
 
     Without the package comm (ipykernel before 6.18), and outside a kernel, nothing can be answered.

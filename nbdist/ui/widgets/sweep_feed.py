@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,9 @@ from nbdist.sweep.reports import Curve
 from nbdist.sweep.space import Space
 from nbdist.sweep.state import STATES, AttemptSpan, Ledger, Trial, cause
 from nbdist.text import clip
+
+if TYPE_CHECKING:
+    from nbdist.trials.workers import EngineStatus
 
 MANY = 500  # trials above which each gets fewer points and a shorter error
 MOST_POINTS = {False: 256, True: 64}  # of a curve on the page, by whether there are many trials
@@ -250,26 +253,6 @@ LONGEST_REASON = 400  # characters
 RECENT = 64  # latest attempts that count for the rate of ended trials
 
 
-class EngineSeen(Protocol):
-    """One engine of a sweep: busy with trial ``number``, free, or ended (state "gone")."""
-
-    @property
-    def rank(self) -> int:
-        """The engine's rank in the cluster."""
-
-    @property
-    def name(self) -> str:
-        """The engine's task name."""
-
-    @property
-    def state(self) -> Literal["busy", "free", "gone"]:
-        """Whether it runs a trial, waits for one, or has ended; saved notebooks contain these values."""
-
-    @property
-    def number(self) -> int | None:
-        """The trial that the engine runs; None if it runs none."""
-
-
 class SweepSeen(Protocol):
     """The read-only interface of a sweep for its displays; hold ``lock`` to read ledger and touched."""
 
@@ -313,7 +296,7 @@ class SweepSeen(Protocol):
     def engine_names(self) -> Mapping[int, str]:
         """The known task names of engines, by rank; also available after the sweep has ended."""
 
-    def engines(self) -> Sequence[EngineSeen]:
+    def engines(self) -> Sequence[EngineStatus]:
         """Return the engines, by rank."""
 
 
