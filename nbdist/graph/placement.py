@@ -13,45 +13,22 @@ import math
 import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.device import DeviceSpec
-from nbdist.graph.op import Shape, show
+from nbdist.graph.op import show
+from nbdist.graph.tensor import Tensor
 
 __all__ = [
-    "PS_OPS", "GreedyLoadBalancingStrategy", "PlacedOp", "RandomStrategy", "byte_size_load_fn",
+    "PS_OPS", "GreedyLoadBalancingStrategy", "RandomStrategy", "byte_size_load_fn",
     "replica_device_setter", "round_robin",
 ]  # fmt: skip
 
 PS_OPS = frozenset({"Variable", "Accumulator", "TokenQueue", "Table"})
 """The types of ops that all workers share: they are placed on parameter servers."""
-
-
-class PlacedOp(Protocol):
-    """The fields of an op that placement reads."""
-
-    @property
-    def type(self) -> str:
-        """``Variable``, ``Placeholder``, ``Constant``, or the name of the op."""
-
-    @property
-    def name(self) -> str:
-        """The name, which is the same on every worker."""
-
-    @property
-    def device(self) -> str:
-        """What inner scopes set so far, as text."""
-
-    @property
-    def shape(self) -> Shape:
-        """The shape; sizes may be None."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype."""
 
 
 def replica_device_setter(
@@ -61,8 +38,8 @@ def replica_device_setter(
     merge_devices: bool = True,
     cluster: Any = None,
     ps_ops: Collection[str] | None = None,
-    ps_strategy: Callable[[PlacedOp], SupportsIndex] | None = None,
-) -> Callable[[PlacedOp], str] | None:
+    ps_strategy: Callable[[Tensor], SupportsIndex] | None = None,
+) -> Callable[[Tensor], str] | None:
     """Return a device function: variables on the parameter servers, everything else on ``worker_device``.
 
     ``ps_strategy`` gets each op whose type is in ``ps_ops`` (default ``PS_OPS``) and returns which of the ps
@@ -91,7 +68,7 @@ def replica_device_setter(
     on_ps = PS_OPS if ps_ops is None else frozenset(ps_ops)
     strategy = _in_turn(len(tasks)) if ps_strategy is None else ps_strategy
 
-    def replica_device(op: PlacedOp) -> str:
+    def replica_device(op: Tensor) -> str:
         if op.device and not merge_devices:
             return op.device
         own = DeviceSpec.from_string(op.device)
@@ -117,13 +94,13 @@ class GreedyLoadBalancingStrategy:
     [0, 1, 1, 0]
     """
 
-    def __init__(self, num_tasks: int, load_fn: Callable[[PlacedOp], float]) -> None:
+    def __init__(self, num_tasks: int, load_fn: Callable[[Tensor], float]) -> None:
         if not callable(load_fn):
             raise TypeError(f"load_fn is a function of an op, like byte_size_load_fn, not {load_fn!r}")
         self._load_fn = load_fn
         self._loads = [0.0] * _checked_count(num_tasks)
 
-    def __call__(self, op: PlacedOp) -> int:
+    def __call__(self, op: Tensor) -> int:
         """Return the task for one more op and count its load there."""
         load = self._load_fn(op)
         if not 0 <= load < math.inf:
@@ -133,7 +110,7 @@ class GreedyLoadBalancingStrategy:
         return task
 
 
-def byte_size_load_fn(op: PlacedOp) -> int:
+def byte_size_load_fn(op: Tensor) -> int:
     """Return an op's size in bytes: its elements times the size of one.
 
     Raises InvalidArgumentError if a size in its shape is unknown.
@@ -163,7 +140,7 @@ class RandomStrategy:
         self._num_tasks = _checked_count(num_tasks)
         self._seed = int(operator.index(seed))
 
-    def __call__(self, op: PlacedOp) -> int:
+    def __call__(self, op: Tensor) -> int:
         """Return the task of an op."""
         # Not hash(), whose values for texts differ from process to process.
         digest = hashlib.md5(f"{op.name}_{self._seed}".encode(), usedforsecurity=False).hexdigest()
@@ -181,7 +158,7 @@ def round_robin(variables: int, tasks: int) -> list[int]:
     return [i % tasks for i in range(variables)]
 
 
-def _in_turn(num_tasks: int) -> Callable[[PlacedOp], int]:
+def _in_turn(num_tasks: int) -> Callable[[Tensor], int]:
     turns = itertools.cycle(range(num_tasks))
     return lambda op: next(turns)
 
@@ -201,7 +178,7 @@ def _tasks_of(cluster: Any, job: str | None) -> list[int]:
     raise TypeError(f"job {job!r} takes a list of addresses or a dict of index -> address, not {tasks!r}")
 
 
-def _checked_choice(choice: SupportsIndex, op: PlacedOp, num_tasks: int) -> int:
+def _checked_choice(choice: SupportsIndex, op: Tensor, num_tasks: int) -> int:
     try:
         number = operator.index(choice)
     except TypeError:

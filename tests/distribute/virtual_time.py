@@ -123,6 +123,10 @@ class VirtualNeighbours:
     def check(self) -> None:
         """Do nothing: every thread raises its own errors."""
 
+    def peek(self) -> str:
+        """Say nothing of the others."""
+        return ""
+
     def announce_failure(self, failure: GroupFailure) -> None:
         """Do nothing."""
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import AbortedError, DeadlineExceededError, NbdistError, UnavailableError
 from nbdist.graph.backend import Array
@@ -20,29 +20,16 @@ from nbdist.runtime.session.executor import ABORT, CLOSE, FAILED, REGISTER, RELE
 from nbdist.runtime.session.program import Containers
 from nbdist.runtime.session.protocol import Executors, pack_piece
 from nbdist.runtime.session.store import LOOK_EVERY
-from nbdist.wire.channel.sender import Address, Message, MessageSender
+from nbdist.wire.channel.sender import Message, MessageSender
 from nbdist.wire.rpc.envelope import error_from
 from nbdist.wire.rpc.frame import Frame
+
+if TYPE_CHECKING:
+    from nbdist.runtime.session.cluster import ClusterEngine
 
 REGISTER_SECONDS = 120.0
 ABORT_SECONDS = 5.0  # for others to end their part of a step that has failed
 INTERRUPT_SECONDS = 1.0  # the same after an interrupt by the user
-
-
-class Tasks(Protocol):
-    """The tasks that executors are opened on."""
-
-    def open_executor(self, device: str, client: Address, dispatcher: str) -> tuple[Address, str]:
-        """Open an executor for a client's device; return its address, and its name for errors."""
-
-    def check(self, device: str) -> None:
-        """Raise UnavailableError if a device's task is known to be dead or frozen; never wait."""
-
-    def give_up(self, dispatcher: str) -> None:
-        """Record that a dispatcher has abandoned a step: tasks refuse late changes of its steps."""
-
-    def clock_shift(self, device: str) -> float:
-        """Return the seconds to add to the clock of a device's task to get this process's; 0 on this host."""
 
 
 @dataclass
@@ -60,7 +47,7 @@ class StepDispatcher:
     """Dispatches steps; pieces of ``own_device``, if there is one, run here, on the caller's thread."""
 
     def __init__(
-        self, executor: Executor, containers: Containers, own_device: str | None, tasks: Tasks
+        self, executor: Executor, containers: Containers, own_device: str | None, tasks: ClusterEngine
     ) -> None:
         self._executor, self._tasks = executor, tasks
         self._id = secrets.token_hex(8)  # not its address: the system may assign a closed port again

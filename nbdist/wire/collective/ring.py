@@ -38,7 +38,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -60,45 +60,13 @@ from nbdist.wire.rpc.frame import Array
 from nbdist.wire.shm import shared_folder
 
 
-class Transport(Protocol):
-    """A rank's connection to its neighbours in a ring: `Neighbours`, or a simulation of it."""
-
-    doing: Callable[[], str]
-    also_check: Callable[[], None]
-    abort_check: AbortCheck
-
-    def begin(self, text: str, sequence: int, timeout: float | None) -> None:
-        """Begin a call that all ranks describe by `text`."""
-
-    def send(self, edge: int, value: Array) -> None:
-        """Send message `edge` of the call to the next rank."""
-
-    def receive(self, edge: int) -> Array:
-        """Return message `edge` from the previous rank, as bytes; raise GroupBroken if it will not arrive."""
-
-    def finish(self) -> None:
-        """Note that the call is done."""
-
-    def check(self) -> None:
-        """Raise GroupBroken if another rank has announced a failure; never waits."""
-
-    def announce_failure(self, failure: GroupFailure) -> None:
-        """Send the failure to all ranks, once; may be called from any thread."""
-
-    def leave(self) -> None:
-        """Announce to the neighbours that this rank makes no more calls."""
-
-    def close(self) -> None:
-        """Release all resources."""
-
-
 class RingCollective(Collective):
     """A rank of a ring."""
 
     kind = "ring"
     over_network = True
 
-    def __init__(self, member: Member, neighbours: Transport) -> None:
+    def __init__(self, member: Member, neighbours: Neighbours) -> None:
         super().__init__(member.rank, member.labels, member.check)
         neighbours.abort_check = self.abort_check
         self._neighbours = neighbours
@@ -110,7 +78,7 @@ class RingCollective(Collective):
 
     def peek(self) -> str:
         """Return "waits" if the previous rank is in a call that this one has not begun, "left" if one has."""
-        return self._neighbours.peek() if isinstance(self._neighbours, Neighbours) else ""
+        return self._neighbours.peek()
 
     def also_check(self, check: Callable[[], None]) -> None:
         """Call `check` every 0.1 s while no message arrives; an error that it raises ends the wait."""
