@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
 from nbdist.errors import NbdistError
 from nbdist.lab.readers.clusters import Clusters, ClusterStatus
 from nbdist.lab.readers.processes import find_process
+from nbdist.lab.readers.runs import Runs
 from nbdist.metrics.gpu_usage import Gpu, load_nvml, read_devices
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.hosts import host_identity
@@ -24,23 +25,13 @@ Item = dict[str, Any]
 TaskProgress = dict[int, dict[str, Any]]
 
 
-class ProgressSource(Protocol):
-    """A source of the progress of a run's tasks, such as `Runs`."""
-
-    def tasks_of(self, run_id: str, /) -> TaskProgress:
-        """Return by rank: state, step, steps_per_second, straggler."""
-
-    def on_cluster(self, cluster_id: str, /) -> list[str]:
-        """Return the active runs on a cluster."""
-
-
 class ClusterTasks:
     """Lists the tasks of a cluster; one thread at a time may poll.
 
     ``clusters`` is a reader that the caller polls just before; without it, `poll` polls one of its own.
     """
 
-    def __init__(self, runs: ProgressSource, clusters: Clusters | None = None) -> None:
+    def __init__(self, runs: Runs, clusters: Clusters | None = None) -> None:
         self._runs = runs
         self._clusters = clusters or Clusters()
         self._polls_clusters = clusters is None
