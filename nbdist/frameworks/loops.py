@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 
 from nbdist.data import Dataset
 from nbdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError
@@ -55,9 +54,7 @@ class ReplicaLoop:
         self._training = self._stack.enter_context(opening)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         training, self._training = self.training, None
         with self._stack:  # what ends the training has to see its error
             if error is not None:

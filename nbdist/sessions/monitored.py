@@ -19,7 +19,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from nbdist.data.arguments import any_path
@@ -395,9 +394,7 @@ class MonitoredSession:
     def __enter__(self) -> MonitoredSession:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> bool:
         ended = kind is not None and issubclass(kind, (OutOfRangeError, StopIteration))
         if kind is None or ended:
             self._close(failed=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -88,12 +87,10 @@ class LoopOfSteps:
         self._entered = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *details: Any) -> None:
         loop, self._loop, self._entered = self._loop, None, False
         if loop is not None:
-            loop.__exit__(kind, error, trace)
+            loop.__exit__(*details)
 
     @property
     def params(self) -> Any:

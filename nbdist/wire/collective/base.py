@@ -15,7 +15,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -257,9 +256,7 @@ class Collective(ABC):
     def __enter__(self) -> Collective:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not self._closed:
             self.abort(f"{type(error).__name__}: {error}")
         self.close()
