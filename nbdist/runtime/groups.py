@@ -890,5 +890,5 @@ class PeerMonitor:
     def __enter__(self) -> PeerMonitor:
         return self
 
-    def __exit__(self, *details: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -160,7 +160,7 @@ class FileWriter:
     def __enter__(self) -> FileWriter:
         return self
 
-    def __exit__(self, *details: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -344,7 +344,7 @@ class _Readers:
     def __enter__(self) -> _Readers:
         return self
 
-    def __exit__(self, *details: object) -> None:
+    def __exit__(self, *error: object) -> None:
         for reader in self._open.values():
             reader.close()
 

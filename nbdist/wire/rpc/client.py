@@ -292,7 +292,7 @@ class Peer:
     def __enter__(self) -> Peer:
         return self
 
-    def __exit__(self, *details: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __del__(self) -> None:
