@@ -26,7 +26,7 @@ from nbdist.optim.training import MOST_SLOTS, op_name
 
 
 def _apply(xp: Any, variable: Array, *rest: Array, slots: tuple[str, ...], **how: Any) -> Array:
-    rule, rest = _rated(xp, rest, **how)
+    rule, rest = _rated(xp, rest, how)
     *state, gradient, step = rest
     kept = {name: _flat(array) for name, array in zip(slots, state, strict=True)}
     rule.apply(_flat(variable), gradient.reshape(-1), kept, _number(xp, step))
@@ -35,7 +35,7 @@ def _apply(xp: Any, variable: Array, *rest: Array, slots: tuple[str, ...], **how
 
 def _apply_sparse(xp: Any, variable: Array, *rest: Array, slots: tuple[str, ...], **how: Any) -> Array:
     """Change the rows in question and nothing else: the time does not depend on how many there are."""
-    rule, rest = _rated(xp, rest, **how)
+    rule, rest = _rated(xp, rest, how)
     *state, values, indices, step = rest
     rule.apply_rows(variable, values, indices, dict(zip(slots, state, strict=True)), _number(xp, step))
     return variable
@@ -46,12 +46,10 @@ def _number(xp: Any, step: Array) -> Any:
     return int(step) if xp is np else step
 
 
-def _rated(
-    xp: Any, inputs: tuple[Array, ...], config: dict[str, Any], use_locking: bool = False, rated: bool = False
-) -> tuple[Optimizer, tuple[Array, ...]]:
+def _rated(xp: Any, inputs: tuple[Array, ...], how: dict[str, Any]) -> tuple[Optimizer, tuple[Array, ...]]:
     """Return the rule to apply, and the inputs that are its own."""
-    settings = tuple(config.items())
-    if not rated:
+    settings = tuple(how["config"].items())
+    if not how.get("rated"):
         return _rule(settings), inputs
     if xp is np:
         return _rule(settings, float(inputs[-1])), inputs[:-1]
@@ -125,7 +123,7 @@ def _check(
 
 
 def _updated(jax: Any, variable: Any, *rest: Any, slots: tuple[str, ...], **how: Any) -> list[Any]:
-    rule, rest = _rated(jax.numpy, rest, **how)
+    rule, rest = _rated(jax.numpy, rest, how)
     *state, gradient, step = rest
     old = [variable, *state]
     arrays: list[Any] = [FunctionalArray(one.reshape(-1)) for one in old]  # in place of NumPy's
