@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +22,7 @@ from nbdist.errors import InvalidArgumentError, choices
 from nbdist.estimator.spec import EstimatorSpec
 from nbdist.graph.backend import Array
 from nbdist.graph.tensor import Tensor
-
-if TYPE_CHECKING:
-    from nbdist.runtime.groups import World
+from nbdist.runtime.groups import World
 
 CURVES = ("ROC", "PR")
 MEAN, QUOTIENT = "mean", "quotient"

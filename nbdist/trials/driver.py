@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nbdist.errors import FailedPreconditionError, NbdistError, ResourceExhaustedError, WorkerError
 from nbdist.run.body_error import Hint, with_hint
@@ -31,11 +31,9 @@ from nbdist.sweep import commands
 from nbdist.sweep.events import EndState, Reported, Started
 from nbdist.sweep.state import Ledger, Trial
 from nbdist.trials.protocol import TrialSpec
+from nbdist.trials.store import Record
 from nbdist.trials.workers import Attempt, Engines
 from nbdist.wire.rpc.frame import Frame
-
-if TYPE_CHECKING:
-    from nbdist.trials.store import Record
 
 SYNC_SECONDS = 1.0
 LONGEST_WAIT = 0.25  # seconds between two checks for dead engines

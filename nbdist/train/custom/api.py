@@ -16,7 +16,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nbdist.data import Dataset
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
@@ -28,9 +28,7 @@ from nbdist.train.custom.resume import finish_states
 from nbdist.train.custom.runner import Runner
 from nbdist.train.custom.trace import tree_leaves, tree_map
 from nbdist.train.custom.variables import StrategyVariables
-
-if TYPE_CHECKING:
-    from nbdist.train.strategy import Strategy
+from nbdist.train.strategy import Strategy
 
 _numbers = itertools.count()
 _runners: weakref.WeakSet[Runner] = weakref.WeakSet()
