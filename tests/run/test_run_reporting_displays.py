@@ -93,7 +93,7 @@ def test_without_a_kernel_the_text_is_printed(capsys: pytest.CaptureFixture[str]
 
 def test_in_a_kernel_it_is_displayed_below_the_tasks_name(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[dict[str, str], dict[str, Any]]] = []
-    monkeypatch.setattr(views, "publish_display_data", lambda data, **more: sent.append((data, more)))
+    monkeypatch.setattr(views.ipython, "publish_display_data", lambda data, **more: sent.append((data, more)))
     monkeypatch.setattr(views, "get_ipython", lambda: type("Shell", (), {"kernel": 1})())
     views.show_displayed("<b>", Displayed({"text/html": "<i>x</i>"}, "bar"))
     assert sent[0][0] == {"text/plain": "<b>:", "text/html": "<small>&lt;b&gt;</small>"}

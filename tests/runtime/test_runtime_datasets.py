@@ -249,7 +249,7 @@ def test_it_runs_in_sessions_only(graph: Graph) -> None:
     (y,) = next_batch(Dataset.range(4).batch(2))
     with pytest.raises(InvalidArgumentError, match="runs only in a session"):
         compile_program([y])
-    with pytest.raises(RuntimeError, match="the executor of the piece performs it"):
+    with pytest.raises(RuntimeError, match="the executor of its program performs it"):
         y.op.forward(np)  # type: ignore[union-attr]
 
 
