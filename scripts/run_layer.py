@@ -160,7 +160,7 @@ def run(name: str, layer: Layer, whole: bool) -> Outcome:
     }
     command = command_of(layer, whole)
     if layer.marks is not None:
-        command += ["-o", f"faulthandler_timeout={limit - 10}"]
+        command += ["-o", f"faulthandler_timeout={3 * limit}"]
     begun = time.monotonic()
     ended = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL)
     seconds = time.monotonic() - begun

@@ -33,8 +33,12 @@ TEST_FILES = sorted(Path(__file__).parent.rglob("test_*.py"))
 FRAMEWORKS = "tests/frameworks/"
 LAYERED = {"engines", "processes", "netns", "slow"}
 LAYERED_FILE = re.compile(rf"^pytestmark = .*\bmark\.({'|'.join(LAYERED)})\b", re.MULTILINE)
-SLOWER = float(os.environ.get("PYTEST_TIMEOUT", 120)) / 120
-"""By how much the limit of each test is longer, because the machine is slow (scripts/run_layer.py)."""
+LONGEST = 120
+"""Seconds of a test without a limit of its own, on a machine of normal speed."""
+SLOWER = float(os.environ.get("PYTEST_TIMEOUT", LONGEST)) / LONGEST
+"""By how much the machine was slower when the layer began (scripts/run_layer.py)."""
+LATELY = 2.0
+"""Seconds whose slowdown counts for a test's limit: see `SpeedSampler.slowdown`."""
 SEGMENT = re.compile(r"/dev/shm/(nbdist-[\w-]+)")
 # jsonschema, which Jupyter imports, parses 38 grammars with it (2.5 s), for a format that no schema here has.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # as if it were not installed
@@ -130,8 +134,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if (problem := mark_problem(item)) is not None:
             raise pytest.UsageError(f"{item.nodeid} {problem}")
-        if (mark := item.get_closest_marker("timeout")) is not None:
-            item.add_marker(pytest.mark.timeout(mark.args[0] * SLOWER), append=False)
 
 
 def mark_problem(item: pytest.Item) -> str | None:
@@ -160,6 +162,15 @@ def fixtures_of(item: pytest.Item) -> Iterator[pytest.FixtureDef[Any]]:
 def starts_engines(fixture: pytest.FixtureDef[Any]) -> bool:
     """Return whether a fixture is one of those below that start clusters, and not one of a test file."""
     return fixture.argname in ("cluster", "cluster_pool") and fixture.func.__code__.co_filename == __file__
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Give a test the limit that the speed of the last seconds asks for, if it is longer than the layer's."""
+    mark = item.get_closest_marker("timeout")
+    seconds = LONGEST if mark is None else mark.args[0]
+    item.add_marker(pytest.mark.timeout(seconds * max(SLOWER, SAMPLER.slowdown(LATELY))), append=False)
+    return (yield)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
