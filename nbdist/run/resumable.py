@@ -61,6 +61,8 @@ def continued(options: Options) -> tuple[Options, list[Path]]:
 def resumable_run(run_id: str) -> tuple[RunFile, list[Path]]:
     """Return the record of a run that can be continued, and its states, the newest first.
 
+    If it has left none, they are those of the run that it has resumed.
+
     Raises NotFoundError for an unknown id, FailedPreconditionError if the run is under way or has no state.
     """
     if not isinstance(run_id, str):
@@ -72,7 +74,13 @@ def resumable_run(run_id: str) -> tuple[RunFile, list[Path]]:
         raise FailedPreconditionError(
             f"run {run_id} is under way: follow it with nb.attach({run_id!r}), or stop it first"
         )
-    states = states_of(record)
+    states, last = state_files(run_folder(run_id)), record
+    with suppress(NbdistError):  # a run that it resumed was deleted, say
+        for _ in range(MOST_RESUMED):
+            if states or not last.resumed_from:
+                break
+            last = read_run(last.resumed_from)
+            states = state_files(run_folder(last.id))
     if not states:
         asked = record.options.get("checkpoint_every")
         why = (
@@ -86,19 +94,6 @@ def resumable_run(run_id: str) -> tuple[RunFile, list[Path]]:
             f"with --checkpoint-every {asked or '30s'}"
         )
     return record, states
-
-
-def states_of(record: RunFile) -> list[Path]:
-    """Return the states of a run, the newest first; if it has left none, those of the run that it resumed."""
-    for _ in range(MOST_RESUMED):
-        found = state_files(run_folder(record.id))
-        if found or not record.resumed_from:
-            return found
-        try:
-            record = read_run(record.resumed_from)
-        except NbdistError:  # it was deleted, say
-            return []
-    return []
 
 
 # The body.

@@ -204,10 +204,7 @@ def start(
 ) -> Run:
     """Start a body with its view; the caller follows the run."""
     view = partial(RunView, raises=not options.background) if options.show else PrintedView
-    run = start_run(
-        body, options, cluster=cluster, make_view=view,
-        given=given, first_line=first_line,
-    )  # fmt: skip
+    run = start_run(body, options, cluster=cluster, make_view=view, given=given, first_line=first_line)
     _dress_run(run)
     return run
 
