@@ -71,11 +71,15 @@ class ServedTraining:
         """
         plan = self._plan
         self._progress.tolerance |= plan.tolerance & Tolerance.RESTORES
-        replica = ServedReplica(
-            self._open_all(), plan.server_of, plan.rules, replica=plan.replica, optimizer=plan.optimizer,
-            tables=plan.tables, rejoins=plan.rejoins, reopen=self._reopen if self._survives else None,
-            waiting=self._waiting, borrow=partial(self._tasks.borrowed, plan.shard),
-        )  # fmt: skip
+        try:
+            replica = ServedReplica(
+                self._open_all(), plan.server_of, plan.rules, replica=plan.replica, optimizer=plan.optimizer,
+                tables=plan.tables, rejoins=plan.rejoins, reopen=self._reopen if self._survives else None,
+                waiting=self._waiting, borrow=partial(self._tasks.borrowed, plan.shard),
+            )  # fmt: skip
+        except BaseException:
+            self._end()
+            raise
         self._replica, replica.at_close = replica, self._end
         if self._lends:
             self._tasks.task.server.on(EARLIER, lambda frame, sender: lend(replica, plan.shard, frame))
@@ -92,7 +96,6 @@ class ServedTraining:
                 else:
                     links.append(open_first(self._tasks.servers[server]))
         except BaseException as error:
-            self._end()
             for link in links:
                 if isinstance(error, TrainingOver):  # on one server, while another waited for this replica
                     link.announce_done()
