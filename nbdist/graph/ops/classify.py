@@ -83,13 +83,6 @@ def _softmax_kernel(xp: Any) -> Callable[[Array, Array], None]:
     return kernel if xp is np else _by_rows(SOFTMAX, xp)
 
 
-def _softmax(xp: Any, x: Array) -> Array:
-    if xp is not np:
-        return into_new(xp, x.shape, x.dtype, lambda out: _by_rows(SOFTMAX, xp)(x, out))
-    e = np.exp(x - np.max(x, axis=-1, keepdims=True))
-    return e / np.sum(e, axis=-1, keepdims=True)  # type: ignore[no-any-return]
-
-
 def _over_last(name: str) -> Callable[[Spec], Spec]:
     def spec(x: Spec) -> Spec:
         floating(name, x)
@@ -100,9 +93,8 @@ def _over_last(name: str) -> Callable[[Spec], Spec]:
     return spec
 
 
-define(
+define_into(
     "softmax",
-    forward=_softmax,
     into=_softmax_kernel,
     spec=_over_last("softmax"),
     vjp=lambda np, g, y, x: (y * (g - np.sum(g * y, axis=-1, keepdims=True)),),

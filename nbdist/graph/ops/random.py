@@ -16,8 +16,8 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
 from nbdist.graph.initial import fill
-from nbdist.graph.kernel import FLOATS, INTEGERS, define_kernel, into_new
-from nbdist.graph.op import Spec, define, define_into, show
+from nbdist.graph.kernel import FLOATS, INTEGERS, define_kernel
+from nbdist.graph.op import Spec, define_into, show
 
 LEVELS = 1 << 16
 PER_COUNT = 16  # 16-bit numbers for each count of the generator
@@ -79,13 +79,6 @@ MASK_KERNEL = define_kernel(
 )
 
 
-def _mask(xp: Any, x: Array, draw: Array, rate: float, number: int) -> Array:
-    if xp is not np:
-        return into_new(xp, x.shape, x.dtype, lambda out: _mask_kernel(xp, rate, number)(x, draw, out))
-    kept = _kept(x.shape, draw, rate, number)
-    return np.asarray(kept * np.asarray(mask_scale(rate), x.dtype))
-
-
 def mask_scale(rate: float) -> float:
     """Return the factor that keeps the mean."""
     return LEVELS / (LEVELS - mask_threshold(rate))
@@ -93,7 +86,9 @@ def mask_scale(rate: float) -> float:
 
 def _mask_kernel(xp: Any, rate: float, number: int) -> Callable[[Array, Array, Array], None]:
     if xp is np:
-        return lambda x, draw, out: np.copyto(out, _mask(np, x, draw, rate, number))
+        return lambda x, draw, out: np.multiply(
+            _kept(x.shape, draw, rate, number), np.asarray(mask_scale(rate), x.dtype), out
+        )
 
     def kernel(x: Array, draw: Array, out: Array) -> None:
         elements = prod(x.shape[1:])
@@ -115,9 +110,8 @@ def _mask_spec(x: Spec, draw: Spec, rate: float, number: int) -> Spec:
     return x
 
 
-define(
+define_into(
     "dropout_mask",  # 0, or the factor that keeps the mean
-    forward=_mask,
     into=_mask_kernel,
     spec=_mask_spec,
     vjp=lambda np, g, y, x, draw, rate, number: (None, None),

@@ -61,11 +61,6 @@ def _gathered_spec(table: Spec, ids: Spec) -> Spec:
     return Spec((*ids.shape, *table.shape[1:]), table.dtype)
 
 
-def _gather(xp: Any, table: Array, ids: Array) -> Array:
-    check_rows(ids, len(table))
-    return xp.take(table, ids, axis=0)  # type: ignore[no-any-return]
-
-
 def _gather_kernel(xp: Any) -> Callable[[Array, Array, Array], None]:
     def kernel(table: Array, ids: Array, out: Array) -> None:
         check_rows(ids, len(table))
@@ -88,9 +83,8 @@ def _gathered_rows(np: Any, g: Any, y: Tensor, table: Tensor, ids: Tensor) -> tu
     return IndexedSlices(g, ids, sizes), None
 
 
-define(
+define_into(
     "gather_rows",
-    forward=_gather,
     into=_gather_kernel,
     spec=_gathered_spec,
     vjp=lambda np, g, y, table, ids: (record("take_back_like", g, table, ids, axis=0), None),
