@@ -1,51 +1,9 @@
-"""The op table: one file per family, one record per op."""
+"""The op table: one file per family, one record per op. All files are read, so that the table has all ops."""
 
-from nbdist.graph.op import OPS
-from nbdist.graph.ops import (
-    accumulators,
-    classify,
-    communication,
-    composed,
-    convolution,
-    datasets,
-    diagonal,
-    einsum,
-    elementwise,
-    indexing,
-    linalg,
-    pooling,
-    random,
-    rearrange,
-    reduce,
-    rows,
-    scan,
-    shape,
-    sort,
-    state,
-    tokens,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "OPS",
-    "accumulators",
-    "classify",
-    "communication",
-    "composed",
-    "convolution",
-    "datasets",
-    "diagonal",
-    "einsum",
-    "elementwise",
-    "indexing",
-    "linalg",
-    "pooling",
-    "random",
-    "rearrange",
-    "reduce",
-    "rows",
-    "scan",
-    "shape",
-    "sort",
-    "state",
-    "tokens",
-]
+from nbdist.graph.op import OPS as OPS
+
+for _family in iter_modules(__path__, f"{__name__}."):
+    import_module(_family.name)
