@@ -15,7 +15,9 @@ from typing import Any
 
 def stub_names(file: str) -> dict[str, str]:
     """Return where each public name of the package with this ``__init__.py`` is: a module, or one's name."""
-    found = re.findall(r"^from (\S+) import (\w+) as \2$", Path(file).with_suffix(".pyi").read_text(), re.M)
+    found = re.findall(
+        r"^from (\S+) import \(?\s*(\w+) as \2\b", Path(file).with_suffix(".pyi").read_text(), re.M
+    )
     return {name: f"{module}.{name}" if module == "nbdist" else f"{module}:{name}" for module, name in found}
 
 
@@ -34,3 +36,9 @@ def loader(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
         return value
 
     return load
+
+
+def lazy(package: str, file: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package whose names are all in its stub."""
+    names = stub_names(file)
+    return sorted(names), loader(package, names), lambda: sorted(names)

@@ -41,7 +41,9 @@ def test_every_public_name_loads(name: str) -> None:
     assert name in dir(nb)
 
 
-@pytest.mark.parametrize("package", [nb, nb.train], ids=lambda package: package.__name__)
+@pytest.mark.parametrize(
+    "package", [nb, nb.estimator, nb.summary, nb.train], ids=lambda package: package.__name__
+)
 def test_the_stub_of_a_package_names_what_it_loads(package: ModuleType) -> None:
     """Editors and type checkers read it; a name without ``as`` is not public there: nb.task is a Task."""
     named = set()

@@ -9,33 +9,6 @@
 ``tensorboard --logdir logs`` shows them.
 """
 
-from nbdist.summary.ops import (
-    SummaryOp,
-    embedding,
-    figure,
-    graph,
-    histogram,
-    hparams,
-    image,
-    merge,
-    merge_all,
-    scalar,
-    text,
-)
-from nbdist.summary.writer import FileWriter, create_file_writer
+from nbdist.stubs import lazy
 
-__all__ = [
-    "FileWriter",
-    "SummaryOp",
-    "create_file_writer",
-    "embedding",
-    "figure",
-    "graph",
-    "histogram",
-    "hparams",
-    "image",
-    "merge",
-    "merge_all",
-    "scalar",
-    "text",
-]
+__all__, __getattr__, __dir__ = lazy(__name__, __file__)

@@ -4,13 +4,6 @@ Names are loaded at their first use: sessions, their hooks and their checkpoints
 a floor above.
 """
 
-from nbdist.stubs import loader, stub_names
+from nbdist.stubs import lazy
 
-_NAMES = stub_names(__file__)
-
-__all__ = sorted(_NAMES)
-__getattr__ = loader(__name__, _NAMES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__, __getattr__, __dir__ = lazy(__name__, __file__)
