@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import math
 import os
 import secrets
 import threading
@@ -93,6 +94,8 @@ class Server:
         os.set_blocking(self._wake_in, False)
         os.set_blocking(self._wake_out, False)
         self._listener.wake_on(self._wake_in)
+        # When the thread's sleep ends by itself; -inf while it is awake: it looks at posts before it sleeps.
+        self._sleeps_until = -math.inf
         self._stopping = False
         self._closed = threading.Event()
         self._closing = threading.Lock()
@@ -195,8 +198,7 @@ class Server:
 
     def post(self, function: Callable[[], object]) -> None:
         """Run `function` on the Server's thread soon; may be called from any thread."""
-        self._posted.append(function)
-        self._wake()
+        self._post(function, -math.inf)
 
     def every(self, seconds: float, function: Callable[[], object]) -> Callable[[], None]:
         """Run `function` on the Server's thread every `seconds`; returns a function that ends it."""
@@ -210,15 +212,16 @@ class Server:
 
         def fire() -> None:
             if active:
-                self._later(seconds, fire)
+                self.after(seconds, fire)
                 function()
 
-        self.post(lambda: self._later(seconds, fire))
+        self.after(seconds, fire)
         return cancel
 
     def after(self, seconds: float, function: Callable[[], None]) -> None:
         """Run `function` once on the Server's thread, in `seconds`; may be called from any thread."""
-        self.post(lambda: self._later(seconds, function))
+        due = time.monotonic() + seconds
+        self._post(lambda: heapq.heappush(self._timers, (due, next(self._order), function)), due)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the Server is closed, `timeout` seconds at most; return whether it is."""
@@ -240,12 +243,21 @@ class Server:
     def _serve(self) -> None:
         try:
             while not self._stopping:
-                if self._listener.poll(self._until_next_timer()):
-                    self._answer_messages()
-                self._run_posted()
                 self._run_timers()
+                self._run_posted()
+                if self._sleep():
+                    self._answer_messages()
         finally:
             self._release()
+
+    def _sleep(self) -> bool:
+        """Wait for a message, a post or a timer that is due; return whether a message is there."""
+        self._sleeps_until = until = self._timers[0][0] if self._timers else math.inf
+        # Looked at after that: who posts from now on wakes this thread.
+        left = 0.0 if self._posted else max(0.0, until - time.monotonic())
+        waiting = self._listener.poll(None if left == math.inf else left)
+        self._sleeps_until = -math.inf
+        return waiting
 
     def _answer_messages(self) -> None:
         for _ in range(64):  # then look at timers and posts again
@@ -273,8 +285,6 @@ class Server:
         return Frame("pong", {**identity, "incarnation": self.incarnation, "version": nbdist_version()})
 
     def _run_posted(self) -> None:
-        with suppress(BlockingIOError):
-            os.read(self._wake_in, 4096)
         for _ in range(len(self._posted)):
             self._guarded(self._posted.popleft())
 
@@ -288,13 +298,11 @@ class Server:
         except Exception:
             log.exception("a function on the thread of %s failed", self.name)
 
-    def _later(self, seconds: float, function: Callable[[], None]) -> None:
-        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), function))
-
-    def _until_next_timer(self) -> float | None:
-        if self._posted:
-            return 0.0
-        return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+    def _post(self, function: Callable[[], object], due: float) -> None:
+        """Have the thread run a function when it wakes next, and wake it if it would sleep beyond ``due``."""
+        self._posted.append(function)
+        if due < self._sleeps_until:
+            self._wake()
 
     def _wake(self) -> None:
         # Not while the pipe is being closed, nor after: its number may be another file's by then.

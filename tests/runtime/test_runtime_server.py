@@ -134,6 +134,26 @@ def test_timers_and_posts_run_on_the_servers_thread(server: Server, peer: Peer) 
         server.every(0, print)
 
 
+def test_a_timer_that_is_set_later_may_be_due_earlier(server: Server) -> None:
+    fired: list[str] = []
+    server.after(3600, lambda: fired.append("in an hour"))
+    done = threading.Event()
+    server.post(done.set)
+    assert done.wait(PATIENCE)  # the thread goes to sleep for an hour, or will in a moment
+    server.after(0.02, lambda: fired.append("second"))
+    server.after(0.01, lambda: fired.append("first"))
+    until(lambda: len(fired) == 2)
+    assert fired == ["first", "second"]
+
+
+def test_no_post_of_any_thread_waits_for_another(server: Server) -> None:
+    """Each is made at another moment of the thread's way to sleep."""
+    for number in range(300):
+        done = threading.Event()
+        server.after(0.0, done.set) if number % 2 else server.post(done.set)
+        assert done.wait(PATIENCE)
+
+
 def test_it_starts_on_demand_and_joins_until_closed() -> None:
     server = Server({"ps": ["127.0.0.1:0"]}, start=False)
     assert not server.join(0)

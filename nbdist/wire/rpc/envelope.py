@@ -76,7 +76,8 @@ def receive_parts(socket: zmq.Socket[bytes], limit: int) -> tuple[list[Buffer], 
     after all of it was dropped.
     """
     left = 2 + MAX_ARRAYS + limit // PIECE  # the head, the last piece of each array, and the full pieces
-    piece: Buffer = socket.recv(zmq.NOBLOCK)
+    frame = socket.recv(zmq.NOBLOCK, copy=False)
+    piece: Buffer = frame.bytes
     parts: list[Buffer] = []
     pieces: list[Buffer] = []
     total = 0
@@ -87,14 +88,15 @@ def receive_parts(socket: zmq.Socket[bytes], limit: int) -> tuple[list[Buffer], 
             if len(piece) < PIECE:
                 parts.append(joined(pieces))
                 pieces = []
-        if not socket.rcvmore:
+        if not frame.more:
             return parts, total
         left -= 1
         if not left:
             raise ResourceExhaustedError(
                 f"a message of {discard(socket):,} more pieces than a frame may have"
             )
-        piece = socket.recv(copy=False).buffer
+        frame = socket.recv(copy=False)
+        piece = frame.buffer
 
 
 def discard(socket: zmq.Socket[bytes]) -> int:

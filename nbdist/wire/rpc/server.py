@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket as sockets
 import threading
 from contextlib import suppress
@@ -68,12 +69,14 @@ class Listener:
         self.host = sockets.gethostname() if host in WILDCARDS else host
         self.port = self._bind(host, port)
         self.address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        self._pipe = -1
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._zap, zmq.POLLIN)
 
     def wake_on(self, descriptor: int) -> None:
-        """Let `poll` return also when a file descriptor becomes readable."""
+        """Let `poll` return also when a pipe becomes readable, and empty it."""
+        self._pipe = descriptor
         self._poller.register(descriptor, zmq.POLLIN)
 
     def descriptors(self) -> tuple[int, int]:
@@ -97,6 +100,8 @@ class Listener:
         ready = dict(self._poller.poll(None if timeout is None else ceil(timeout * 1000)))
         if self._zap in ready:
             self._authenticate()
+        if self._pipe in ready:
+            os.read(self._pipe, 4096)
         return self._socket in ready
 
     def receive(self) -> tuple[Caller, Frame] | None:
@@ -106,10 +111,11 @@ class Listener:
         """
         while True:
             try:
-                identity = self._socket.recv(zmq.NOBLOCK)
+                first = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return None
-            if not self._socket.rcvmore:  # the last part of a message; an interrupt discarded its first parts
+            identity = first.bytes
+            if not first.more:  # the last part of a message; an interrupt discarded its first parts
                 self.damaged += 1
                 continue
             sender = Caller(self, identity, 0)
