@@ -164,10 +164,15 @@ class World:
             return
         if self.coordinator is not None and not self.rejoins:
             self.coordinator.end_joins(self.run)
-        if self.enters and self.task is not None:
-            self._leave()
+        if self.task is None:
             return
-        if self.task is not None and self.size > 1:
+        if self.enters:
+            self._leave()
+        elif self.size == 1:
+            return
+        elif self.coordinator is not None and self.task.rank == self.ranks[0]:
+            self.coordinator.end_rank(self.run, self.task.rank)
+        else:
             with suppress(ConnectionError):  # the first rank has ended, and the groups with it
                 self.task.peer(self.ranks[0]).send("group.ended", {"run": self.run, "rank": self.task.rank})
 
@@ -587,10 +592,7 @@ class GroupCoordinator:
                 here.lost.add(rank)
             if rank in here.joins and incarnation in (0, here.joins[rank].incarnation):
                 del here.joins[rank]
-        for name in list(here.reforms):
-            self._check_reform(here, name)
-        for name in list(here.groups):
-            self._check_group(here, name)
+        self._check(here)
 
     def restore(self, run: str, rank: int) -> None:
         """Record that a lost task of a run has a new process."""
@@ -632,13 +634,16 @@ class GroupCoordinator:
     def end_joins(self, run: str) -> None:
         """Record that this task's part of a run has ended: no process joins it. From any thread."""
         here = self._of(run)
+        here.joinable = False  # before the look at those that wait: `_join` does both the other way round
+        for rank in list(here.joins):
+            self._server.post(partial(self._answer_join, here, rank, None))
 
-        def end() -> None:
-            here.joinable = False
-            for rank in list(here.joins):
-                self._answer_join(here, rank, None)
-
-        self._server.post(end)
+    def end_rank(self, run: str, rank: int) -> None:
+        """Record that a rank's part of a run has ended: it joins no more groups. From any thread."""
+        here = self._of(run)
+        here.over.add(rank)
+        if here.groups or here.reforms:  # mostly nobody waits
+            self._server.post(partial(self._check, here))
 
     def drop_run(self, run: str) -> None:
         """Drop a run, with its incomplete groups; a rank that joins later gets an error."""
@@ -760,7 +765,8 @@ class GroupCoordinator:
         return self._failure(UnavailableError(what))
 
     def _join(self, frame: Frame, sender: Caller) -> None:
-        here, rank = self._of(frame.meta["run"]), int(frame.meta["rank"])
+        run, rank = str(frame.meta["run"]), int(frame.meta["rank"])
+        here = self._of(run)
         if not here.joinable:
             _push(sender, Frame("group.over"))
             return
@@ -771,6 +777,8 @@ class GroupCoordinator:
             return
         here.over.discard(rank)
         here.joins[rank] = JoinRequest(int(frame.meta["training"]), str(frame.meta["digest"]), task, sender)
+        if not self._of(run).joinable:  # by now
+            self._answer_join(here, rank, None)
         for name in list(here.reforms):
             self._check_reform(here, name)
 
@@ -785,6 +793,9 @@ class GroupCoordinator:
     def _ended(self, frame: Frame, sender: Caller) -> None:
         here = self._of(frame.meta["run"])
         here.over.add(int(frame.meta["rank"]))
+        self._check(here)
+
+    def _check(self, here: _Run) -> None:
         for name in list(here.groups):
             self._check_group(here, name)
         for name in list(here.reforms):
