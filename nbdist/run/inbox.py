@@ -19,7 +19,7 @@ from nbdist.run.recovery.failure_detector import FailureDetector
 from nbdist.run.recovery.member import Member
 from nbdist.run.task.reporting import Displayed
 from nbdist.summary.pictures import Gallery, Picture
-from nbdist.wire.rpc.frame import Frame
+from nbdist.wire.rpc.frame import MAX_BYTES, Frame, decode
 
 
 class Inbox:
@@ -66,6 +66,12 @@ class Inbox:
                     self._handle_backfill(member, frame)
         except (UnavailableError, InvalidArgumentError):  # the cluster may have no such task any more
             member.body.is_silent = True  # if it is dead, the failure detector finds the reason
+
+    def receive_last(self, member: Member, outcome: Any) -> None:
+        """Handle the last message of a worker, if its outcome carries it."""
+        last = outcome.pop("last", None) if isinstance(outcome, dict) else None
+        if last is not None and not member.body.has_ended:
+            self._handle_progress(member, decode(last, MAX_BYTES))
 
     def resubscribe(self) -> None:
         """Subscribe to all workers again at the next poll, over connections of the thread that then polls."""

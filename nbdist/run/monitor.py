@@ -152,6 +152,7 @@ class RunMonitor:
     def _take(self, member: Member, outcome: Any) -> None:
         """Handle the outcome of a worker, unless the cause of its error may still arrive."""
         followed = self.followed
+        self.inbox.receive_last(member, outcome)
         if self.changes.has_left(member, outcome):
             return
         if isinstance(outcome, TaskDiedError | UnavailableError):

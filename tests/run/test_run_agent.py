@@ -16,12 +16,12 @@ from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.run.task import agent as agents
 from nbdist.run.task.agent import Agent
-from nbdist.run.task.reporting import ActiveRun, Output
+from nbdist.run.task.reporting import ActiveRun, Displayed, Output
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import Task
 from nbdist.train.context import Context
 from nbdist.wire.rpc.client import Peer
-from nbdist.wire.rpc.frame import Frame
+from nbdist.wire.rpc.frame import Frame, decode
 
 
 def live(agent: Agent, folder: Path, run: str = "r1") -> ActiveRun:
@@ -35,8 +35,8 @@ def live(agent: Agent, folder: Path, run: str = "r1") -> ActiveRun:
     return one
 
 
-def finish(agent: Agent, one: ActiveRun) -> None:
-    agent.end(one)
+def finish(agent: Agent, one: ActiveRun, small: bool = False) -> None:
+    agent.end(one, small)
     one.recorder.close()
     one.output.finish()
 
@@ -146,9 +146,49 @@ def test_a_reservation_may_subscribe_from_the_start(agent: Agent, client: Peer, 
     """A short body ends before a later subscription: its text would be lost."""
     client.call("run.reserve", {"run": "r1", "subscribe": True})
     one = live(agent, folder)
+    one.output.write("a")
+    text = text_of(reports_until(client, lambda frames: text_of(frames)))
+    one.output.write("b")
+    finish(agent, one, small=True)
+    assert text + text_of(reports_until(client, lambda frames: frames[-1].meta["ended"])) == "ab"
+    assert one.unsent is None
+
+
+def test_the_only_message_of_a_brief_body_is_left_to_its_outcome(
+    agent: Agent, client: Peer, folder: Path
+) -> None:
+    client.call("run.reserve", {"run": "r1", "subscribe": True})
+    one = live(agent, folder)
     one.output.write("short")
-    finish(agent, one)
-    assert text_of(reports_until(client, lambda frames: frames[-1].meta["ended"])) == "short"
+    finish(agent, one, small=True)
+    assert one.unsent is not None
+    last = decode(one.unsent)
+    assert last.meta["ended"]
+    assert text_of([last]) == "short"
+    client.call("ping")
+    assert client.receive(0) is None
+
+
+@pytest.mark.parametrize("other", ["subscriber", "display", "points", "results"])
+def test_the_only_message_of_a_brief_body_is_sent_if_its_outcome_is_not_enough(
+    agent: Agent, client: Peer, task: Task, folder: Path, other: str
+) -> None:
+    client.call("run.reserve", {"run": "r1", "subscribe": True})
+    with Peer(task.server.address, task.keys) as other_client:
+        if other == "subscriber":
+            other_client.call("run.subscribe", {"run": "r1"})
+        one = live(agent, folder)
+        if other == "display":
+            one.output.display(Displayed({"text/html": "<b>1</b>"}))
+        if other == "points":
+            one.recorder.add(one.recorder.series("loss"), 1, 0.5)
+        finish(agent, one, small=other != "results")
+        assert one.unsent is None
+        first = client.receive(10)
+        assert first is not None
+        assert first.kind == ("run.display" if other == "display" else "run.progress")
+        if other == "subscriber":
+            assert reports_until(other_client, lambda frames: frames[-1].meta["ended"])
 
 
 def test_releasing_a_reservation_ends_its_subscription(agent: Agent, client: Peer, folder: Path) -> None:

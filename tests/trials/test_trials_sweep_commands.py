@@ -83,10 +83,10 @@ def test_a_signal_after_the_last_line_has_no_effect(begin: Begin, cluster: Clust
 import os, signal
 from nbdist.run.task.agent import Agent
 end = Agent.end
-def interrupted(agent, live):
+def interrupted(agent, *given):
     Agent.end = end
     os.kill(os.getpid(), signal.SIGINT)
-    end(agent, live)
+    end(agent, *given)
 Agent.end = interrupted
 accuracy = width
 """

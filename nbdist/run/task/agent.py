@@ -5,7 +5,8 @@ run.reserve    run, ranks, subscribe ──► one run at a time: a busy task an
                [, framework, first]      run; with a framework, by its version here, and on the first task
                                          by the port of a rendezvous (see nbdist.frameworks.environment)
 run.subscribe  run[, resubscribe] ─────► run.backfill: the run so far; then run.progress ten times a second:
-                                         points, text, progress
+                                         points, text, progress; the only one of a brief body comes with
+                                         its outcome
 run.using      ────────────────────────► the run that has this task, and which other tasks it needs
 run.outcome    run, at ────────────────► the body's outcome, in pages, until the next body begins
 run.lost       run, ranks, incarnations ► those workers are lost, and the others continue
@@ -30,9 +31,11 @@ client fetches is written to the run's folder, where it outlives the cluster.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -94,6 +97,14 @@ class Agent:
         self._fixed: tuple[str, str | None] = ("", None)  # a run, and why no worker can join or leave it
         self._left = ""  # the run that this task has left last
         self._active: ActiveRun | None = None
+        self._sending = threading.Lock()
+        """Held while messages of the active run are taken, and while a client subscribes."""
+        self._send_at = math.inf
+        self._intervals: Iterator[float] = iter(())
+        self._unsent: list[tuple[list[Caller], list[Frame]]] = []
+        """The last messages of runs that have ended, each with its subscribers."""
+        self._caller: tuple[str, Caller] | None = None
+        """A run, and the connection of the client that started it, which receives the outcome."""
         self.body: tuple[RunSpec, str | Callable[..., Any]] | None = None
         """What runs on this task, while it does."""
         self._control = ("", Control())
@@ -133,42 +144,40 @@ class Agent:
     def begin(self, live: ActiveRun) -> None:
         """Make ``live`` the run on this task. Called by the body, on the main thread."""
         self.cached_outcome.forget()
-        self._active = live
         if live.context.step_log is not None:
             self._step_log = (live.run, live.context.step_log)
-        ended = threading.Event()
-        live.cancel, intervals = ended.set, live.intervals()
         live.start_gpu_sampler(self.task.device)
-
-        def send() -> None:
-            if ended.is_set():
-                return
-            self.task.server.after(next(intervals), send)
-            self._send(live, ended=False)
-
-        self.task.server.after(next(intervals), send)
+        intervals = live.intervals()
+        first = next(intervals)  # before a timer of the run before may ask for the next one
+        self._intervals, self._active = intervals, live
+        self._send_in(first)
 
     def end(self, live: ActiveRun) -> None:
-        """Send the last messages and free the task. Called by the body, on the main thread."""
-        live.stop_gpu_sampler()
-        sent = threading.Event()
+        """Send the last messages and free the task. Called by the body, on the main thread.
 
-        def last() -> None:
-            subscribed = False
+        The only message of a brief body is left to an outcome that is ``small``, and so arrives at once, if
+        nobody but the receiver of the outcome has subscribed.
+        """
+        live.stop_gpu_sampler()
+        with self._sending:
+            subscribers, frames = self._subscribers.take(live.run), []
             try:
-                live.cancel()
-                subscribed = self._send(live, ended=True)
+                frames = list(live.messages(self.task.rank, ended=True))
+                if live.small and [(live.run, one) for one in subscribers] == [self._caller]:
+                    frames = live.leave_to_outcome(frames)
+            except Exception:  # the outcome follows all the same
+                log.exception("the last messages of run %s on %s are missing", live.run, self.task.name)
+            try:
+                answer = live.backfill(self.task.rank, ended=True)
+                self.cached_outcome.end(live.run, answer, bool(subscribers))
             finally:
-                self.cached_outcome.end(live.run, live.backfill(self.task.rank, ended=True), subscribed)
+                self._unsent += [(subscribers, frames)] if frames else []
                 self._active = None
                 if live.context.progress.left_at is not None:
                     self._left = live.run
-                if self._reserved is not None and self._reserved[0] == live.run:
-                    self._reserved = None
-                sent.set()
-
-        self.task.server.post(last)
-        sent.wait(5.0)
+                self._end_reservation(live.run)
+        if frames:
+            self.task.server.post(self._send_last)
 
     def hand_over(self, run: str) -> tuple[RunSpec, str | Callable[..., Any]]:
         """Return the RunSpec and the body of a run, as they were sent here; NotFoundError if it is not here.
@@ -199,8 +208,15 @@ class Agent:
         """End the reservation of `hold` or `claim`."""
         if self._holder == holder:
             self._holder = None
-        if self._reserved is not None and self._reserved[0] == holder:
+        self._end_reservation(holder)
+
+    def _end_reservation(self, run: str) -> None:
+        if self._is_reserved(run):
             self._reserved = None
+
+    def _is_reserved(self, run: str) -> bool:
+        reserved = self._reserved  # once: the body and the Server's thread may end it
+        return reserved is not None and reserved[0] == run
 
     def subscribe(self, run: str, sender: Caller) -> None:
         """Send the messages of a run here to a connection. On the Server's thread."""
@@ -208,7 +224,7 @@ class Agent:
 
     def unsubscribe(self, run: str) -> None:
         """Drop all subscribers of a run. On the Server's thread."""
-        self._subscribers.drop(run)
+        self._subscribers.take(run)
 
     def drop_groups(self, run: str) -> None:
         """Drop what lets the ranks of a run find each other. On the Server's thread."""
@@ -222,14 +238,35 @@ class Agent:
         self.data.close()
         self._received.close()
 
-    def _send(self, live: ActiveRun, ended: bool) -> bool:
-        """Send the latest messages to the run's subscribers; return whether there are any."""
-        for frame in live.messages(self.task.rank, ended):
-            self._subscribers.push(live.run, frame)
-        subscribed = self._subscribers.any(live.run)
-        if ended:
-            self._subscribers.drop(live.run)
-        return subscribed
+    def _send_in(self, seconds: float) -> None:
+        """Send the active run's messages in so many seconds, unless that is due earlier. From any thread.
+
+        A timer may outlive its run: the next one, if it follows soon, needs no other.
+        """
+        if (due := time.monotonic() + seconds) < self._send_at:
+            self._send_at = due
+            self.task.server.after(seconds, self._send)
+
+    def _send(self) -> None:
+        """Send the latest messages to the run's subscribers. On the Server's thread."""
+        if time.monotonic() < self._send_at:  # another timer has replaced this one
+            return
+        self._send_at = math.inf  # before the active run is looked at: `begin` does both the other way round
+        with self._sending:
+            if (live := self._active) is not None:
+                self._send_in(next(self._intervals))
+                live.reported = True
+                for frame in live.messages(self.task.rank, ended=False):
+                    self._subscribers.push(live.run, frame)
+
+    def _send_last(self) -> None:
+        """Send the last messages of runs that have ended. On the Server's thread."""
+        unsent, self._unsent = self._unsent, []
+        for subscribers, frames in unsent:
+            for one in subscribers:
+                with suppress(ConnectionError):
+                    for frame in frames:
+                        one.push(frame)
 
     def _reserve(self, frame: Frame, sender: Caller) -> Frame:
         run = frame.meta["run"]
@@ -247,6 +284,7 @@ class Agent:
         self.control(run)
         if frame.meta.get("subscribe"):  # in this call: a short body would end before another message
             self._subscribers.add(run, sender)
+            self._caller = run, sender
         if (name := frame.meta.get("framework")) is None:
             return Frame("run.reserved")
         host = host_of(self.task.info) if frame.meta["first"] else None
@@ -254,12 +292,13 @@ class Agent:
 
     def _busy(self) -> str | None:
         """Return the run that has this task, None if it is free."""
+        live, reserved = self._active, self._reserved
         if self._holder is not None:
             return self._holder
-        if self._active is not None:
-            return self._active.run
-        if self._reserved is not None and time.monotonic() - self._reserved[1] < RESERVED_SECONDS:
-            return self._reserved[0]
+        if live is not None:
+            return live.run
+        if reserved is not None and time.monotonic() - reserved[1] < RESERVED_SECONDS:
+            return reserved[0]
         return None
 
     def _using(self) -> dict[str, Any]:
@@ -276,6 +315,11 @@ class Agent:
         return {"rank": self.task.rank, **about}
 
     def _subscribe(self, frame: Frame, sender: Caller) -> Frame | None:
+        with self._sending:
+            self._send_last()
+            return self._backfill(frame, sender)
+
+    def _backfill(self, frame: Frame, sender: Caller) -> Frame | None:
         run, live = frame.meta["run"], self._active
         last = self.cached_outcome.answer(run)
         if frame.meta.get("resubscribe"):  # a client that receives nothing: it may have been dropped, or not
@@ -405,9 +449,9 @@ class Agent:
 
     def _release(self, frame: Frame, sender: Caller) -> Frame:
         run = frame.meta["run"]
-        if self._active is None and self._reserved is not None and self._reserved[0] == run:
+        if self._active is None and self._is_reserved(run):
             self._reserved = None
-            self._subscribers.drop(run)
+            self._subscribers.take(run)
         self.parameters.drop_run(run)
         self.data.drop_run(run)
         self.drop_groups(run)
@@ -425,7 +469,7 @@ class Agent:
             return live.run == run
         if self._reserved is None and self._holder is None:
             return False
-        return run == self._control[0] or (self._reserved is not None and self._reserved[0] == run)
+        return run == self._control[0] or self._is_reserved(run)
 
 
 _agent: Agent | None = None
@@ -477,13 +521,9 @@ class Subscribers:
         """Return whether a connection is subscribed to a run."""
         return sender in self._of.get(run, ())
 
-    def any(self, run: str) -> bool:
-        """Return whether a run has subscribers."""
-        return bool(self._of.get(run))
-
-    def drop(self, run: str) -> None:
-        """Remove all subscribers of a run."""
-        self._of.pop(run, None)
+    def take(self, run: str) -> list[Caller]:
+        """Remove all subscribers of a run, and return them."""
+        return self._of.pop(run, [])
 
     def clear(self) -> None:
         """Remove all subscribers."""
@@ -500,6 +540,7 @@ class _Last:
     folder: str = ""
     outcome: dict[str, Any] | None = None
     pieces: Sequence[Buffer] = ()
+    fetch_until: float = 0.0
     fetched: bool = False
     written: bool = False
     writing: threading.Lock = field(default_factory=threading.Lock)
@@ -519,6 +560,7 @@ class CachedOutcome:
     def __init__(self, rank: int, later: Callable[[float, Callable[[], None]], object]) -> None:
         self._rank, self._later = rank, later
         self._last: _Last | None = None
+        self._timed = False
 
     def forget(self) -> None:
         """Drop the outcome: the next body begins. If no client has fetched it, write it to the folder."""
@@ -526,7 +568,7 @@ class CachedOutcome:
         if last is not None and last.outcome is not None:
             if not last.fetched:
                 self._write(last)
-            last.outcome, last.pieces = None, ()  # it may be large, and a timer may still refer to `last`
+            last.outcome, last.pieces = None, ()  # it may be large, and a thread may still refer to `last`
 
     def end(self, run: str, answer: Frame, subscribed: bool) -> None:
         """Record that a body has ended; its outcome follows."""
@@ -542,12 +584,22 @@ class CachedOutcome:
             self._write(last)
             return
 
-        def write_unless_fetched() -> None:
-            if not last.fetched and self._last is last:
-                # On a thread: writing a large outcome would block the task's Server.
-                threading.Thread(target=self._write, args=(last,), daemon=True).start()
+        last.fetch_until = time.monotonic() + FETCH_SECONDS
+        if not self._timed:  # else the timer of an earlier outcome looks at this one
+            self._timed = True
+            self._later(FETCH_SECONDS, self._look)
 
-        self._later(FETCH_SECONDS, write_unless_fetched)
+    def _look(self) -> None:
+        self._timed = False
+        last = self._last
+        if last is None or last.fetched or last.outcome is None:
+            return
+        if (left := last.fetch_until - time.monotonic()) > 0:
+            self._timed = True
+            self._later(left, self._look)
+        else:
+            # On a thread: writing a large outcome would block the task's Server.
+            threading.Thread(target=self._write, args=(last,), daemon=True).start()
 
     def drop(self, run: str) -> None:
         """Record that the outcome could not be made."""
@@ -601,16 +653,20 @@ class TraceBuffer:
 
     def part(self, run: str) -> Part:
         """Return this task's part of a run's timeline, which may be empty. May be called on any thread."""
-        spans = [span for source in self.sources for span in source(run)]
+        return self._part_of(self._spans(run))
+
+    def _spans(self, run: str) -> list[Span]:
+        return [span for source in self.sources for span in source(run)]
+
+    def _part_of(self, spans: list[Span]) -> Part:
         return Part.now(self.task.name, self.task.info.host, Timeline(spans, [self.task.name]))
 
     def write(self, run: str, folder: Path) -> None:
         """Write the part into the run's folder, once, unless it is empty."""
-        part = self.part(run)
-        if not part.timeline.spans or self._written == run:
+        if self._written == run or not (spans := self._spans(run)):
             return
         try:
-            write_part(private_folder(folder), self.task.rank, part)
+            write_part(private_folder(folder), self.task.rank, self._part_of(spans))
         except OSError as error:  # a full disk costs no results; clients can fetch it while the task lives
             log.warning("the timeline of run %s could not be written to %s: %s", run, folder, error)
         self._written = run

@@ -118,11 +118,17 @@ def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
                     body_environment(live, spec.framework_port, spec.autoreload),
                     partial(_pack_results, live.context),
                 )  # fmt: skip
+                live.small = is_small(outcome)
             here.cached_outcome.put(spec.run, spec.folder, outcome)
         finally:
             here.body = None
             here.cached_outcome.drop(spec.run)
-    return outcome
+    return outcome if live.unsent is None else {**outcome, "last": live.unsent}
+
+
+def is_small(outcome: Mapping[str, Any]) -> bool:
+    """Return whether an outcome has neither results nor a model, of which each may be large."""
+    return not (outcome.get("results") or outcome.get("model"))
 
 
 def end_without_gpu(task: str, error: BaseException) -> None:

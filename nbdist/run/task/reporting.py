@@ -15,7 +15,7 @@ import sys
 import threading
 from base64 import b64encode
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from itertools import repeat
 from pathlib import Path
@@ -29,7 +29,7 @@ from nbdist.metrics.recorder import Recorder
 from nbdist.run.control import progress_message
 from nbdist.run.progress_file import ProgressFile, progress_path
 from nbdist.train.context import Context, left_behind
-from nbdist.wire.rpc.frame import Frame
+from nbdist.wire.rpc.frame import Frame, encode
 
 SEND_SECONDS = 0.1  # between two messages of a replica
 GPU_SECONDS = 1.0  # between two samples of its GPU
@@ -43,7 +43,12 @@ class ActiveRun:
 
     def __init__(self, run: str, context: Context, recorder: Recorder, output: Output) -> None:
         self.run, self.context, self.recorder, self.output = run, context, recorder, output
-        self.cancel: Callable[[], None] = lambda: None
+        self.small = False
+        """Whether its outcome has neither results nor a model, of which each may be large."""
+        self.reported = False
+        """Whether messages have been sent."""
+        self.unsent: list[bytes] | None = None
+        """The only message of a brief body, encoded, if its outcome carries it."""
         self._progress: dict[int, ProgressFile] = {}
         self._shown_troubles: list[str] = []
         self._sampler: GpuSampler | None = None
@@ -121,6 +126,16 @@ class ActiveRun:
                 known["batch"], columns = batch.arrays()
                 arrays.extend(columns)
             yield Frame("run.progress", known, tuple(arrays))
+
+    def leave_to_outcome(self, last: list[Frame]) -> list[Frame]:
+        """Have the outcome carry the message of a brief body that has no other, and only a text and progress.
+
+        ``last`` are the last messages; returns those that are to be sent.
+        """
+        if self.reported or len(last) != 1 or len(last[0].arrays) != 1:
+            return last
+        self.unsent = [bytes(part) for part in encode(last[0])]
+        return []
 
     def _keep(self, number: int, replica: int, progress: dict[str, Any], ended: bool) -> None:
         """Write a replica's progress into the run's folder, for readers without a connection to the task."""
