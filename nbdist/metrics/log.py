@@ -230,13 +230,19 @@ class Appending:
 
 
 class LogWriter(Appending):
-    """Appends frames to one task's metrics log."""
+    """Appends frames to one task's metrics log, which is made for the first points: plain cells have none."""
 
     def __init__(self, path: Path, replica: int, say: Callable[[str], None]) -> None:
         super().__init__(path, say)
         self._named, self._worth = 0, False  # until there is a point in it
         self.keep(MAGIC + frame(HEADER, json.dumps({"replica": replica}).encode()))
-        self.retry()
+        if path.exists():  # of an earlier process of the task: from now on this one has a name of its own
+            super().retry()
+
+    def retry(self) -> None:
+        """Write what is held back once there are points, oldest first; the rest is kept for the next call."""
+        if self._worth:
+            super().retry()
 
     def append(self, names: list[str], points: Points) -> None:
         """Append the names that are new and the points."""

@@ -262,17 +262,31 @@ def test_points_that_never_found_a_disk_are_counted_at_the_end(tmp_path: Path) -
 
 
 def test_a_replacement_writes_a_log_of_its_own(path: Path) -> None:
-    first, second = Recorder(path, replica=3), Recorder(path, replica=3)
-    assert first.path != second.path
+    first = Recorder(path, replica=3)
+    first.add(first.series("loss"), 0, 1.0)
+    first.flush()
+    second = Recorder(path, replica=3)
+    assert first.path != second.path  # already before it has a point
+    second.add(second.series("loss"), 0, 1.0)
     for recorder in (first, second):
-        recorder.add(recorder.series("loss"), 0, 1.0)
         recorder.close()
     assert logs_in(path.parent) == [first.path, second.path]
     assert all(read_log(one).points["step"].tolist() == [0] for one in logs_in(path.parent))
 
 
+def test_there_is_no_log_without_a_point(path: Path) -> None:
+    recorder = Recorder(path, replica=0)
+    assert recorder.flush() is None
+    size, waiting = recorder.position()
+    assert (size, len(waiting)) == (0, recorder.end)
+    recorder.close()
+    assert not path.exists()
+
+
 def test_the_log_is_ours_alone(path: Path) -> None:
-    Recorder(path, replica=0).close()
+    recorder = Recorder(path, replica=0)
+    recorder.add(recorder.series("loss"), 0, 1.0)
+    recorder.close()
     assert path.stat().st_mode & 0o777 == 0o600
 
 
