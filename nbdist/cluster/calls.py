@@ -10,6 +10,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from nbdist import errors
+from nbdist.cluster.supervisor.engine import REPLY_ONLY
 from nbdist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -191,7 +192,7 @@ def remote_error(error: BaseException, task: TaskInfo) -> NbdistError:
     return result
 
 
-# Sending: ipyparallel serializes a function once for all engines.
+# Sending: a function is serialized once for all engines.
 
 
 class CallSender:
@@ -199,7 +200,6 @@ class CallSender:
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._views: dict[tuple[int, ...], Any] = {}
 
     def send(
         self,
@@ -210,31 +210,43 @@ class CallSender:
         named: Mapping[str, Any],
     ) -> dict[int, Any]:
         """Send a call and return a pending call per rank; that of a dead rank has failed already."""
-        sent = self._send(tuple(rank for rank in ranks if rank not in died), function, arguments, named)
+        sent = self._send([rank for rank in ranks if rank not in died], function, arguments, named)
         return {rank: sent[rank] if rank in sent else _FailedCall(died[rank]) for rank in ranks}
 
     def _send(
         self,
-        ranks: tuple[int, ...],
+        ranks: list[int],
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
         named: Mapping[str, Any],
     ) -> dict[int, Any]:
         if not ranks:
             return {}
-        view = self._views.get(ranks)
-        if view is None:
-            view = self._views[ranks] = self._client.direct_view(list(ranks), block=False)
-        answers = view.apply_async(function, *arguments, **named)
-        return {rank: _PendingCall(one, answers) for rank, one in zip(ranks, answers._children, strict=True)}
+        from ipyparallel.serialize import PrePickled
+
+        client = self._client
+        engines, _ = client._build_targets(ranks)
+        packed = [PrePickled(one) for one in arguments]
+        by_name = {name: PrePickled(one) for name, one in named.items()}
+        call = PrePickled(function)
+        # A view would do the same, and keep a history of results for users.
+        return {
+            rank: _PendingCall(
+                client.send_apply_request(
+                    client._mux_stream, call, packed, by_name, ident=engine, metadata={REPLY_ONLY: True}
+                )
+            )
+            for rank, engine in zip(ranks, engines, strict=True)
+        }
 
 
 class _PendingCall:
-    """The pending call of one rank, out of a message to several."""
+    """The pending call of one rank."""
 
-    def __init__(self, one: Future[Any], answers: Any) -> None:
-        self._one, self._answers = one, answers
+    def __init__(self, one: Future[Any]) -> None:
+        self._one = one
         self.done, self.add_done_callback = one.done, one.add_done_callback
+        one.add_done_callback(_end_output)
 
     def result(self) -> Any:
         result = self._one.result()
@@ -244,6 +256,12 @@ class _PendingCall:
 
     def wait(self, timeout: float) -> None:
         wait([self._one], timeout)
+
+
+def _end_output(one: Any) -> None:
+    """Have ipyparallel forget a call that was answered: no status of the engine follows."""
+    if not one.output.done():
+        one.output.set_result(None)
 
 
 class _FailedCall:

@@ -10,6 +10,7 @@
   registers later makes them beat fast again.
 - The supervisor reports which engines have ended, so that their ids are free at once. Missed heartbeats
   alone do not end an engine: one that is stopped in a debugger or swapped out continues later.
+- The hub gets no copy of the engines' output and status, which it would drop.
 - Calls and results are not stored: the clients have them, and the hub's memory stays constant.
 """
 
@@ -107,8 +108,17 @@ def run_controller(
         config=config, cluster_id=cluster_id, engine_info=ports["engine"], client_info=ports["client"]
     )
     controller.initialize(argv=[])
+    controller.log.setLevel(controller.log_level)  # traitlets makes all records, and its handlers drop them
+    subscribe_to_calls(controller.hub.monitor.socket)
     IOLoop.current().add_callback(forget_ended_engines, controller.hub, ended)
     controller.start()
+
+
+def subscribe_to_calls(monitor: zmq.Socket[Any]) -> None:
+    """Have the hub receive copies of calls, results and heartbeats only, not of all that engines publish."""
+    for topic in (b"in", b"out", b"tracktask", b"heartmonitor"):
+        monitor.setsockopt(zmq.SUBSCRIBE, topic)
+    monitor.setsockopt(zmq.UNSUBSCRIBE, b"")
 
 
 def forget_ended_engines(hub: Any, ended: int) -> None:

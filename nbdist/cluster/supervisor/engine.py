@@ -18,6 +18,7 @@ from nbdist.cluster.resources import set_blas_threads
 HEARTBEAT_SECONDS = 1.0  # between the controller's beats once all engines are there
 CONTROLLER_MISSES = 10  # missed beats after which an engine takes the controller for dead, and exits
 RECONNECT_MS = 10  # the controller binds while the engines start; ZeroMQ's own 100 ms would add up
+REPLY_ONLY = "nbdist_reply_only"  # in a call's metadata: whoever has sent it waits for its reply only
 ENGINE_PACKAGES = (
     "asyncio",
     "ipykernel",
@@ -54,7 +55,7 @@ def run_engine(
     # To the engine's own log file: sys.stderr belongs to the notebook, or to the body that runs.
     logging.getLogger("nbdist").addHandler(logging.StreamHandler(sys.__stderr__))
     import zmq
-    from ipyparallel.engine.app import IPEngine
+    from ipyparallel.engine import app
     from traitlets.config import Config
 
     if sys.warnoptions:  # PYTHONWARNINGS=error is for the user's code
@@ -68,13 +69,31 @@ def run_engine(
     config.IPEngine.out_stream_factory = "nbdist.cluster.supervisor.engine.EngineStream"
     config.IPEngine.max_heartbeat_misses = CONTROLLER_MISSES
     zmq.Context.instance().setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-    engine = IPEngine.instance(config=config, connection_info_env=json.dumps(connection))
+    app.Kernel = without_status_of_calls(app.Kernel)
+    engine = app.IPEngine.instance(config=config, connection_info_env=json.dumps(connection))
     engine.initialize(argv=[])
+    engine.log.setLevel(engine.log_level)  # traitlets leaves that to the handlers, after the records are made
     try:
         engine.start()
     except RuntimeError as error:
         if "Event loop stopped" not in str(error):  # tornado raises this when a signal has ended the loop
             raise
+
+
+def without_status_of_calls(kernel: type[Any]) -> type[Any]:
+    """Return an engine's kernel that does not publish that it is busy and idle for a call of `CallSender`.
+
+    Two messages for each call and engine, through two threads, the controller and the client, that nobody
+    reads: the reply says that the call is over.
+    """
+
+    class EngineKernel(kernel):  # type: ignore[misc]  # the type is a variable
+        def _publish_status(self, status: str, channel: str, parent: dict[str, Any] | None = None) -> None:
+            metadata = (parent or self.get_parent(channel)).get("metadata", {})
+            if not metadata.get(REPLY_ONLY):
+                super()._publish_status(status, channel, parent)
+
+    return EngineKernel
 
 
 def fresh_random_state() -> None:
