@@ -127,6 +127,12 @@ def framework_of(value: Any) -> FrameworkSpec | None:
     return next((one for one in SPECS.values() if _is(value, one.model)), None)
 
 
+def model_types() -> tuple[type, ...]:
+    """Return the classes of which the models of the imported frameworks are."""
+    found = (_kind(one.model) for one in SPECS.values())
+    return tuple(one for one in found if one is not None)
+
+
 def array_of(value: Any) -> Array | None:
     """Return an array of a framework as one of NumPy; None for any other value.
 
@@ -137,11 +143,14 @@ def array_of(value: Any) -> Array | None:
 
 
 def _is(value: Any, kind: tuple[str, str] | None, every: bool = False) -> bool:
-    found = None if kind is None else getattr(sys.modules.get(kind[0]), kind[1], None)
-    if found is None:  # it was not imported, so nothing is of it
+    if (found := _kind(kind)) is None:  # it was not imported, so nothing is of it
         return False
     # For a model isinstance would load a lazy module; a jax.Array is one by its metaclass only.
     return isinstance(value, found) if every else issubclass(type(value), found)
+
+
+def _kind(kind: tuple[str, str] | None) -> Any:
+    return None if kind is None else getattr(sys.modules.get(kind[0]), kind[1], None)
 
 
 def unwrapped(model: Any) -> Any:

@@ -32,7 +32,7 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.frameworks.environment import framework_environment
-from nbdist.frameworks.registry import FRAMEWORKS, SPECS, framework_of, unwrapped
+from nbdist.frameworks.registry import FRAMEWORKS, SPECS, framework_of, model_types, unwrapped
 from nbdist.frameworks.steering import seen_and_steered
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS, lost_gpu
 from nbdist.home import private_folder
@@ -123,12 +123,18 @@ def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
         finally:
             here.body = None
             here.cached_outcome.drop(spec.run)
-    return outcome if live.unsent is None else {**outcome, "last": live.unsent}
+    if live.unsent is not None:
+        outcome = {**outcome, "last": live.unsent}
+    return SmallOutcome(outcome) if is_small(outcome) else outcome
 
 
 def is_small(outcome: Mapping[str, Any]) -> bool:
     """Return whether an outcome has neither results nor a model, of which each may be large."""
     return not (outcome.get("results") or outcome.get("model"))
+
+
+class SmallOutcome(dict[str, Any]):
+    """An outcome that is pickled as a whole: ipyparallel looks for large arrays in each value of a dict."""
 
 
 def end_without_gpu(task: str, error: BaseException) -> None:
@@ -457,7 +463,7 @@ def trained_model(context: contexts.Context, found: Mapping[str, Any]) -> dict[s
 
 
 def _is_model(value: Any) -> bool:
-    return issubclass(type(value), Model) or framework_of(value) is not None
+    return issubclass(type(value), (Model, *model_types()))
 
 
 def check_fetched(fetch: Sequence[str], found: dict[str, Any]) -> None:
@@ -615,9 +621,13 @@ def check_source(source: str, first_line: int = 1) -> None:
             f"{magic} in the body would keep the names of the body to itself, and the notebook would get no "
             f"model: write {magic} above %%distribute"
         )
+    if magic != TIME:
+        with suppress(SyntaxError):  # mostly Python alone, which IPython has not to translate
+            _check("\n" * (first_line - 1) + source)
+            return
     translated = as_python(source, first_line)
     try:
-        compile(translated, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        _check(translated)
     except SyntaxError as error:
         lines = translated.splitlines()
         known = error.lineno is not None and 0 < error.lineno <= len(lines)
@@ -626,6 +636,10 @@ def check_source(source: str, first_line: int = 1) -> None:
         shown = f"\n    {line}\n    {' ' * ((error.offset or 1) - 1)}^" if line.strip() else ""
         where = f"line {error.lineno} of the {'cell' if first_line > 1 else 'body'}"
         raise InvalidArgumentError(f"SyntaxError in {where}: {error.msg}{shown}") from None
+
+
+def _check(source: str) -> None:
+    compile(source, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
 
 
 def _show(value: Any) -> None:
@@ -646,11 +660,12 @@ def _shell() -> Any:
 
 def models_in(namespace: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return the models, and modules of PyTorch, in a namespace by name, without IPython's own (``_``)."""
+    kinds = (Model, *model_types())
     # By type(): isinstance asks the value for its class, and a lazy module would be loaded for that.
     return [
         (name, value)
         for name, value in list(namespace.items())
-        if _is_model(value) and not name.startswith("_")
+        if not name.startswith("_") and issubclass(type(value), kinds)
     ]
 
 
