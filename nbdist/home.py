@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 
@@ -21,18 +22,26 @@ def home() -> Path:
     trusted because of where they are. A process checks the folders above it once, and again if another folder
     is there.
     """
-    folder = home_path()
+    return checked(home_path(), _check_home)
+
+
+def _check_home(folder: Path) -> None:
+    check_place(folder)
+    private_folder(folder)
+
+
+def checked(folder: Path, check: Callable[[Path], object]) -> Path:
+    """Return a folder after ``check`` made or accepted it, once in a process unless another one is there."""
     with suppress(OSError):  # it is not there, say
         if _checked.get(folder) == _identity(folder):
             return folder
-    check_place(folder)
-    private_folder(folder)
+    check(folder)
     _checked[folder] = _identity(folder)
     return folder
 
 
 _checked: dict[Path, tuple[int, ...]] = {}
-"""What this process has seen of each folder that `home` has checked."""
+"""What this process has seen of each folder that it has checked."""
 
 
 def _identity(folder: Path) -> tuple[int, ...]:
@@ -43,8 +52,13 @@ def _identity(folder: Path) -> tuple[int, ...]:
 def home_path() -> Path:
     """Return where `home` is, or would be: nothing is made or checked."""
     chosen = os.environ.get("NBDIST_HOME")
+    if chosen and not chosen.startswith("~"):
+        return _path(chosen)
     folder = Path(chosen) if chosen else default_home(sys.platform, os.environ, Path.home())
     return folder.expanduser()
+
+
+_path = lru_cache(maxsize=8)(Path)  # making one takes longer than a look at the folder
 
 
 def default_home(platform: str, environment: Mapping[str, str], user: Path) -> Path:

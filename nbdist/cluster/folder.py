@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
-from nbdist.home import home
+from nbdist.home import checked, home
 from nbdist.json_values import mapping, number, whole
 from nbdist.runtime.task import MOST_PID, segment_prefix
 from nbdist.wire.hosts import host_identity
@@ -36,7 +36,7 @@ VALID_ID = re.compile(r"[A-Za-z0-9_]{1,48}")
 
 def clusters_folder() -> Path:
     """Return the folder of all clusters of this user (0700)."""
-    return secret_folder(home() / "clusters")
+    return checked(home() / "clusters", secret_folder)
 
 
 def new_id() -> str:
@@ -223,18 +223,24 @@ def busy_with(cluster: Path, run: str) -> Iterator[None]:
     path = cluster / FOLDER / str(os.getpid())
     try:
         with suppress(OSError):  # a full disk never stops a body
-            if cluster.is_dir():
+            try:
+                _write_busy(path, run)
+            except FileNotFoundError:
                 path.parent.mkdir(mode=0o700, exist_ok=True)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
-                descriptor = os.open(path, flags, 0o600)
-                try:
-                    os.write(descriptor, run.encode())
-                finally:
-                    os.close(descriptor)
+                _write_busy(path, run)
         yield
     finally:
         with suppress(OSError):
             path.unlink()
+
+
+def _write_busy(path: Path, run: str) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        os.write(descriptor, run.encode())
+    finally:
+        os.close(descriptor)
 
 
 def runs_on(cluster: Path, living: Collection[int]) -> list[str]:

@@ -8,7 +8,9 @@ import os
 import platform
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError, choices
-from nbdist.home import home, private_folder, refuse_link
+from nbdist.home import checked, home, private_folder, refuse_link
 from nbdist.numbers import is_whole
 
 __all__ = ["home", "new_run_id", "run_folder", "runs_folder"]
@@ -37,7 +39,7 @@ def run_folder(run_id: str) -> Path:
 
 def runs_folder() -> Path:
     """Return the folder that holds all run folders, made with mode 0700 if it is not there."""
-    return private_folder(home() / "runs")
+    return checked(home() / "runs", private_folder)
 
 
 def new_run_id(name: str = "run") -> str:
@@ -123,7 +125,26 @@ def write_run(run: RunFile, *, wait: bool = True) -> Path:
     # A line for each field: with an indent, json would take its slow encoder, and a short cell notices.
     lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in vars(run).items()]
     write_whole_file(path, ("{\n" + ",\n".join(lines) + "\n}").encode(), wait)
+    _written.append((path, _version(path), run))
     return path
+
+
+_written: deque[tuple[Path, tuple[int, ...], RunFile]] = deque(maxlen=8)
+
+
+def as_written(run_id: str) -> RunFile | None:
+    """Return the content of a run's ``run.json`` without reading it, if this process has just written it."""
+    path = run_folder(run_id) / "run.json"
+    with suppress(OSError):
+        version = _version(path)
+        return next((run for where, one, run in _written if (where, one) == (path, version)), None)
+    return None
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """Return what is another number for each file that takes the place of one."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def sync_run(run_id: str) -> None:

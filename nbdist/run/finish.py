@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 from nbdist.errors import FailedPreconditionError, NbdistError
-from nbdist.metrics.run_folder import RunFile, read_run, write_run
+from nbdist.metrics.run_folder import RunFile, as_written, read_run, write_run
 from nbdist.run.body_error import error_from_record
 from nbdist.run.devices import ReplicaDevice
 from nbdist.run.followed import FollowedRun
@@ -157,7 +157,7 @@ def write(
     first.
     """
     with suppress(NbdistError):  # a damaged one is replaced
-        written = read_run(record.id)
+        written = as_written(record.id) or read_run(record.id)
         if written.status in ENDED:
             return
         # Another client, the owner of the run, may have replaced tasks or added workers.

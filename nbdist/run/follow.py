@@ -53,11 +53,12 @@ class RunFollower:
         ending = self._monitor.members.all_ended  # only last messages are missing
         self._seconds = SHORTEST_SLEEP if ending else min(self._seconds * BACKOFF, LONGEST_SLEEP)
         now, messages = time.monotonic(), self._monitor.followed.tally.messages
-        if messages != self._shown_messages and now >= self._show_after:
+        complete = self._monitor.complete()  # the end shows the progress, too
+        if messages != self._shown_messages and now >= self._show_after and not complete:
             self._shown_messages, self._show_after = messages, now + PROGRESS_SECONDS
             self.show(lambda view: view.progress(self.standing()))
         self.show(lambda view: view.tick())
-        return self._monitor.complete()
+        return complete
 
     def sleep(self) -> None:
         """Block this thread until the next poll is due."""

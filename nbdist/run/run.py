@@ -282,7 +282,7 @@ class Run(Labelled):
         while not self.over:
             self._debounce.raise_if_ending()
             try:
-                self._poll_and_sleep()
+                self._sleep_and_poll()
             except KeyboardInterrupt:
                 self.debounce_interrupt()
         while not self.settled:
@@ -320,15 +320,16 @@ class Run(Labelled):
                     "wait longer with a larger timeout"
                 )
             self._debounce.raise_if_ending()
-            self._poll_and_sleep()
+            self._sleep_and_poll()
         return self
 
-    def _poll_and_sleep(self) -> None:
-        """Poll the run once, then wait a moment; if a thread follows the run, only wait."""
+    def _sleep_and_poll(self) -> None:
+        """Wait a moment, then poll the run once; if a thread follows the run, only wait."""
         if self._is_followed_elsewhere():
             self._has_ended.wait(END_SECONDS)
-        elif not self.poll():
+        else:
             self._follower.sleep()
+            self.poll()
 
     async def follow(self) -> Run:
         """Wait like :meth:`wait`, on the event loop."""
@@ -342,8 +343,9 @@ class Run(Labelled):
 
     async def follow_quietly(self) -> None:
         """Poll on the event loop until the run has ended or this process ends; does not raise its error."""
-        while not (self.poll() or self._debounce.is_ending):
+        while not (self.over or self._debounce.is_ending):
             await self._follower.sleep_on_loop()
+            self.poll()
 
     def follow_on_thread(self) -> None:
         """Follow the run from a separate thread until it ends, for a script without an event loop.
@@ -428,6 +430,7 @@ class Run(Labelled):
         """Interrupt the run, unless this process turns out to be ending; see `InterruptDebounce`."""
         if self._debounce.interrupt(again=self._followed.interrupted):
             self.interrupt()
+            self.wake()
 
     # Its numbers: from the outcomes, and from the points that the bodies have logged.
 

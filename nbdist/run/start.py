@@ -78,7 +78,8 @@ def start_run(
     reserved: list[TaskInfo] = []
     here: InGraph | None = None
     delivery: Delivery | None = None
-    ownership = RunOwnership(run_folder(run_id))
+    folder = run_folder(run_id)
+    ownership = RunOwnership(folder)
     try:
         asked = []
         needs = [info.rank for info in (*workers, *servers)]
@@ -90,7 +91,6 @@ def start_run(
                 meta |= {"framework": options.framework, "first": info is workers[0]}
             asked.append(cluster.peer(info.rank).ask("run.reserve", meta))
         record = _record(run_id, body, options, cluster, workers)
-        folder = run_folder(run_id)
         try:
             ownership.begin()
             write_run(record, wait=options.checkpoint_every is not None)

@@ -11,6 +11,7 @@ new processes, and the roster after a membership change.
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -29,6 +30,7 @@ from nbdist.cluster.supervisor.process import CONTROLLER, short_path, socket_nam
 from nbdist.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS
 
+FRESH_SECONDS = 1e-3
 KILL_SECONDS = 2.0  # limit for a killed process to end
 SUPERVISOR_LOG = "supervisor.log"
 
@@ -52,6 +54,7 @@ class SupervisorClient:
         self._received = b""
         self._replies: dict[int, dict[str, Any]] = {}
         self._next_id = 0
+        self._looked = -math.inf
         self._lock = threading.RLock()
         connection.setblocking(False)
         self._poll = select.poll()  # select() would fail in a process with more than 1,024 open files
@@ -163,7 +166,14 @@ class SupervisorClient:
             return True
 
     def ended(self) -> dict[int, dict[str, Any]]:
-        """Return rank -> how it ended, for every engine (and -1: the controller) that has ended."""
+        """Return rank -> how it ended, for every engine (and -1: the controller) that has ended.
+
+        What has arrived in the last millisecond may be left to the next call: a poll of a run asks dozens of
+        times, and each look at the socket is a system call.
+        """
+        if (now := time.monotonic()) - self._looked < FRESH_SECONDS and not self.closed:
+            return self.exits
+        self._looked = now
         while self.listen():
             pass
         if self.closed:
