@@ -36,7 +36,8 @@ def live(agent: Agent, folder: Path, run: str = "r1") -> ActiveRun:
 
 
 def finish(agent: Agent, one: ActiveRun, small: bool = False) -> None:
-    agent.end(one, small)
+    one.small = small
+    agent.end(one)
     one.recorder.close()
     one.output.finish()
 
