@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbdist.distribute.registry import STRATEGIES
-from nbdist.errors import FailedPreconditionError, InvalidArgumentError, TaskDiedError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, TaskDiedError
 from nbdist.run.options import Options, check_numbers, parse_on, select
 from nbdist.run.recovery.shutdown import ABORT_SECONDS, GIVE_UP_AFTER, REPLACE_AFTER, SIGNAL_AFTER, Escalation
-from nbdist.run.start import check_alive
+from nbdist.run.start import check_alive, start_run
 from nbdist.runtime.task import TaskInfo
 
 
@@ -239,3 +239,10 @@ def test_a_run_beside_one_whose_task_has_died() -> None:
     cluster.active_runs.clear()
     with pytest.raises(TaskDiedError, match=r"%cluster restart worker:1"):
         check_alive(cluster, workers)
+
+
+def test_an_unknown_run_is_refused_before_a_cluster_is_started() -> None:
+    said: list[str] = []
+    with pytest.raises(NotFoundError, match="--resume never-was: there is no such run"):
+        start_run("x = 1", Options(resume="never-was"), report=said.append)
+    assert said == []
