@@ -17,7 +17,7 @@ from nbdist.stubs import loader, stub_names
 
 __version__ = "0.2.0"
 
-_NAMES = stub_names(__file__)
+_NAMES = stub_names(__name__)
 _load = loader(__name__, _NAMES | {"task": "", "__version__": ""})
 
 __all__ = ["__version__", "task", *_NAMES]

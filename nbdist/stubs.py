@@ -9,15 +9,15 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from pathlib import Path
+from importlib.util import find_spec
+from pkgutil import get_data
 from typing import Any
 
 
-def stub_names(file: str) -> dict[str, str]:
-    """Return where each public name of the package with this ``__init__.py`` is: a module, or one's name."""
-    found = re.findall(
-        r"^from (\S+) import \(?\s*(\w+) as \2\b", Path(file).with_suffix(".pyi").read_text(), re.M
-    )
+def stub_names(package: str) -> dict[str, str]:
+    """Return where each public name of a package that is being imported is: a module, or one's name."""
+    text = (get_data(package, "__init__.pyi") or b"").decode()
+    found = re.findall(r"^from (\S+) import \(?\s*(\w+) as \2\b", text, re.M)
     return {name: f"{module}.{name}" if module == "nbdist" else f"{module}:{name}" for module, name in found}
 
 
@@ -38,7 +38,17 @@ def loader(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
     return load
 
 
-def lazy(package: str, file: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package whose names are all in its stub."""
-    names = stub_names(file)
-    return sorted(names), loader(package, names), lambda: sorted(names)
+def lazy(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package whose names are all in its stub.
+
+    Its modules are found as attributes, too, as if it had imported them.
+    """
+    names = stub_names(package)
+    load = loader(package, names)
+
+    def find(name: str) -> Any:
+        if name not in names and find_spec(f"{package}.{name}") is not None:
+            return import_module(f"{package}.{name}")
+        return load(name)
+
+    return sorted(names), find, lambda: sorted(names)

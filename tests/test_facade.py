@@ -7,6 +7,7 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -212,3 +213,21 @@ with nb.Session(graph=graph) as session:
     print(*session.run([y, g], {x: [1.0, 2.0]}), w.name)
 """
     assert python(code) == "18.0 9.0 first/w"
+
+
+@pytest.mark.processes
+def test_modules_of_a_lazy_package_are_attributes() -> None:
+    code = "import nbdist as nb; print(nb.train.context.__name__); nb.train.nothing"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.stdout == "nbdist.train.context\n"
+    assert "module 'nbdist.train' has no name 'nothing'; it has Callback" in ended.stderr
+
+
+@pytest.mark.processes
+def test_names_are_found_in_an_archive(tmp_path: Path) -> None:
+    folder = Path(str(nb.__file__)).parent
+    with zipfile.ZipFile(tmp_path / "nbdist.zip", "w") as archive:
+        for name in ("__init__.py", "__init__.pyi", "stubs.py", "errors.py"):
+            archive.write(folder / name, f"nbdist/{name}")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'nbdist.zip')!r}); import nbdist; nbdist.errors"
+    subprocess.run([sys.executable, "-c", code], check=True)

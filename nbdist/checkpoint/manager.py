@@ -249,13 +249,14 @@ class CheckpointManager:
         self._thread = threading.Thread(target=work, name="nbdist writes a training's state", daemon=True)
         self._thread.start()
 
-    def keep(self, training: int, step: int, take: Callable[[], Snapshot]) -> None:
+    def keep(self, take: Callable[[], Snapshot]) -> None:
         """Write the state that ``take`` returns at the end of a training; a failure ends nothing."""
         assert self.target is not None
         try:
             write_snapshot(self.target, take())
         except Exception as error:  # a full disk, say: what was trained is as good as before
-            self._fail(not_written(training, step, self.target, error))
+            why = f"{type(error).__name__}: {error}"
+            self._fail(f"what was trained could not be kept in {self.target}: {why}")
         else:
             self.error = None
             self._reported.discard("error")

@@ -93,18 +93,18 @@ def drain(ready: queue.Queue[T] | queue.SimpleQueue[T]) -> list[T]:
 
 
 class Pool:
-    """Threads that call a function; their number may change. It has the face of an executor."""
+    """Threads that call a function; their number may change. It has the face of an executor.
 
-    def __init__(self) -> None:
+    A call starts one thread, until there are as many as there may be.
+    """
+
+    def __init__(self, threads: int) -> None:
         self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._threads, self._stopped = 0, False
+        self._most, self._threads, self._stopped = threads, 0, False
 
     def resize(self, threads: int) -> None:
-        """Have so many threads; one that ends finishes its call before."""
-        while self._threads < threads:
-            self._threads += 1
-            own = copy_context()
-            threading.Thread(target=own.run, args=(self._serve,), name="nbdist-data", daemon=True).start()
+        """Have at most so many threads; one that ends finishes its call before."""
+        self._most = threads
         while self._threads > threads:
             self._threads -= 1
             self._work.put(None)
@@ -112,6 +112,10 @@ class Pool:
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Have a thread call the function; its result is the future's."""
         future: Future[Any] = Future()
+        if self._threads < self._most:
+            self._threads += 1
+            own = copy_context()
+            threading.Thread(target=own.run, args=(self._serve,), name="nbdist-data", daemon=True).start()
         self._work.put((future, partial(function, *arguments)))
         if self._stopped:  # nothing may take it any more, and the consumer may wait for it
             future.cancel()
@@ -142,9 +146,8 @@ class Pool:
 @contextmanager
 def pool(run: Pass, threads: int) -> Iterator[Pool]:
     """Return threads that end with the block, or with the pass; what has begun is not waited for."""
-    made = Pool()
+    made = Pool(threads)
     with run.resources.held(made.stop):
-        made.resize(threads)
         yield made
 
 

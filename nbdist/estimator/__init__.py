@@ -2,4 +2,4 @@
 
 from nbdist.stubs import lazy
 
-__all__, __getattr__, __dir__ = lazy(__name__, __file__)
+__all__, __getattr__, __dir__ = lazy(__name__)

@@ -116,9 +116,13 @@ def define_into(
     return define(name, forward=forward, into=into, spec=spec, **more)
 
 
-def elsewhere(*inputs: Any, **attrs: Any) -> Any:
-    """Raise: the forward function of an external op, which the executor of its program performs itself."""
-    raise RuntimeError("an external op has no kernel: the executor of its program performs it")
+def define_external(name: str, spec: Callable[..., Spec], **more: Any) -> Op:
+    """Define an op that the executor of its program performs itself."""
+
+    def forward(*inputs: Any, **attrs: Any) -> Any:
+        raise RuntimeError(f"op {name!r} has no kernel: the executor of its program performs it")
+
+    return define(name, forward=forward, spec=spec, external=True, **more)
 
 
 def show(shape: Shape) -> str:

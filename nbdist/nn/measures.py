@@ -24,15 +24,21 @@ class Measure:
     any_labels: ClassVar[bool] = False
     """Whether it takes both."""
     function: ClassVar[Callable[..., Tensor]]
-    """Computes it of y, predicted and the settings by name; the measure is called as it is."""
+    """Computes it of y, predicted and the settings of the class that names it; or there is ``__call__``."""
 
-    def __init_subclass__(cls) -> None:
-        if "function" in vars(cls):
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "function" in vars(cls) and "name" not in vars(cls):
             cls.name = cls.function.__name__
 
     def __call__(self, y: Tensor, predicted: Tensor) -> Tensor:
-        """Return one number per example."""
-        return type(self).function(y, predicted, **asdict(self))
+        """Return one number per example. Raises NotImplementedError for a class that does not say how."""
+        owner: Any = next((one for one in type(self).__mro__ if "function" in vars(one)), None)
+        if owner is None:
+            raise NotImplementedError(f"{type(self).__name__} has no function of its own, and no __call__")
+        settings = {field.name: getattr(self, field.name) for field in fields(owner)}
+        values: Tensor = owner.function(y, predicted, **settings)
+        return values
 
     def to_config(self) -> str | dict[str, Any]:
         """Return the name, or the name and the settings if one is unusual."""

@@ -280,13 +280,18 @@ class RunList(TableList[RunFile]):
         return table(rows)
 
 
-def known_run(run_id: str) -> RunFile:
-    """Return the record of a run. Raises NotFoundError, with the latest ones, for an unknown id."""
+def known_run(run_id: str, asked: str = "") -> RunFile:
+    """Return the record of a run. Raises NotFoundError, with the latest ones, for an unknown id.
+
+    ``asked`` begins the error: what names the run.
+    """
     try:
         return read_run(run_id)
     except NotFoundError:
         latest = ", ".join(run.id for run in runs()[:MOST_NAMED]) or "(none)"
-        raise NotFoundError(f"no run {run_id!r}; the latest are {latest}, nb.runs() lists all") from None
+        raise NotFoundError(
+            f"{asked}no run {run_id!r}; the latest are {latest}, nb.runs() lists all"
+        ) from None
 
 
 def runs(

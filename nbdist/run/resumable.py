@@ -69,7 +69,7 @@ def resumable_run(run_id: str) -> tuple[RunFile, list[Path]]:
         raise InvalidArgumentError(
             f"--resume takes the id of a run as text, such as run.id, got {run_id!r:.80}"
         )
-    record = known_run(run_id)
+    record = known_run(run_id, "--resume: ")
     if is_under_way(record):
         raise FailedPreconditionError(
             f"run {run_id} is under way: follow it with nb.attach({run_id!r}), or stop it first"

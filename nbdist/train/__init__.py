@@ -6,4 +6,4 @@ a floor above.
 
 from nbdist.stubs import lazy
 
-__all__, __getattr__, __dir__ = lazy(__name__, __file__)
+__all__, __getattr__, __dir__ = lazy(__name__)

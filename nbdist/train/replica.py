@@ -97,7 +97,7 @@ class Replica(ABC):
     rows: TableRows | None = None
     """Takes gradients of tables as rows; None: all gradients are arrays."""
     rate: LearningRate | None = None
-    """Reads and changes the learning rate; None: another replica does it, or none can."""
+    """Reads and changes the learning rate; None: none can. Where others do it, it reads None."""
     agreement: Agreement | None = None
     """Ends the training of all replicas together; None: each ends for itself."""
     membership: Membership | None = None

@@ -288,7 +288,7 @@ class ResumeAdapter:
         if not strategy.continues:
             states.error = f"strategy {strategy.name} leaves no state from which a training can be continued"
             return
-        states.keep(*self._moment, lambda: self._now(replica, cursor).snapshot())
+        states.keep(lambda: self._now(replica, cursor).snapshot())
 
     @property
     def _moment(self) -> tuple[int, int]:

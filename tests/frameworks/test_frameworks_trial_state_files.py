@@ -126,5 +126,5 @@ def test_a_state_that_cannot_be_written_is_reported(
 ) -> None:
     (tmp_path / "state").mkdir()
     train(tmp_path, 1)
-    failed = f"the state of training 0, step 1, could not be written to {tmp_path / 'state'}: "
+    failed = f"what was trained could not be kept in {tmp_path / 'state'}: "
     assert failed in capsys.readouterr().out

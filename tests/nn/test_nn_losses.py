@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,24 @@ def test_they_survive_the_journey(measure: Measure) -> None:
     assert get(config) == measure
     assert isinstance(config, str) == (measure == type(measure)())
     assert get(type(measure)) == type(measure)()
+
+
+def test_a_class_of_ones_own_may_have_further_settings() -> None:
+    @dataclass(frozen=True)
+    class Twice(losses.Huber):
+        weight: float = 2.0
+
+        def __call__(self, y: Any, predicted: Any) -> Any:
+            return super().__call__(y, predicted) * self.weight
+
+    y, predicted = np.ones((2, 3)), np.zeros((2, 3))
+    np.testing.assert_allclose(Twice()(y, predicted), 2 * np.asarray(losses.Huber()(y, predicted)))
+
+    class Nothing(Measure):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Nothing has no function of its own, and no __call__"):
+        Nothing()(y, predicted)  # type: ignore[arg-type]  # arrays do as tensors
 
 
 def test_names() -> None:

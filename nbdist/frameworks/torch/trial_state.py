@@ -94,7 +94,7 @@ class TorchState:
         """Write the state, on the chief, if the body has made an optimizer; a failure is printed."""
         if self._states.target is None or not self._context.is_chief or not self._optimizers:
             return
-        self._states.keep(self._context.trainings, self._context.progress.step, self._snapshot)
+        self._states.keep(self._snapshot)
 
     def _snapshot(self) -> Snapshot:
         import torch

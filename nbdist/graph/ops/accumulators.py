@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError, choices
-from nbdist.graph.op import Shape, Spec, define, elsewhere, show
+from nbdist.graph.op import Shape, Spec, define_external, show
 from nbdist.graph.scopes import default_graph
 from nbdist.graph.sparse import IndexedSlices
 from nbdist.graph.tensor import Tensor, record
@@ -219,11 +219,9 @@ COUNT = Spec((), np.dtype(np.int64))
 
 def on_handle(name: str, spec: Any, *, waits: bool = False, has_value: bool = True) -> None:
     """Register an op on a resource, its first input; a step runs such ops in order of creation."""
-    define(
+    define_external(
         name,
-        forward=elsewhere,
         spec=spec,
-        external=True,
         has_value=has_value,
         writes=frozenset({0}),
         waits=waits,
@@ -278,11 +276,9 @@ def _stepped(handle: Spec, step: Spec) -> Spec:
     return NOTHING
 
 
-define(  # the handle of the accumulator
+define_external(  # the handle of the accumulator
     "Accumulator",
-    forward=elsewhere,
     spec=lambda shape, dtype, reduction, sparse, key: NOTHING,
-    external=True,
 )
 on_handle("accumulator_apply", _applied)
 on_handle("accumulator_apply_rows", _applied_rows)

@@ -11,23 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.graph.op import Shape, Spec, define, elsewhere
+from nbdist.graph.op import Shape, Spec, define_external
 from nbdist.graph.tensor import Tensor, record
 
 # Sends a value to the edge's other end.
-define("send", forward=elsewhere, spec=lambda x, edge, device: x, external=True, has_value=False)
+define_external("send", spec=lambda x, edge, device: x, has_value=False)
 
 
 def _received(edge: int, device: str, shape: Shape, dtype: Any) -> Spec:
     return Spec(tuple(shape), np.dtype(dtype))
 
 
-define("receive", forward=elsewhere, spec=_received, external=True)  # waits for the value
+define_external("receive", spec=_received)  # waits for the value
 
 
 _NOTHING = Spec((), np.dtype(bool))
 for _name in ("signal", "await"):  # send and receive of a control dependency, which has no value
-    define(_name, forward=elsewhere, spec=lambda edge, device: _NOTHING, external=True, has_value=False)
+    define_external(_name, spec=lambda edge, device: _NOTHING, has_value=False)
 
 
 # Collectives of a strategy's replicas, in the middle of a step.
@@ -43,4 +43,4 @@ def _vjp(np: Any, g: Tensor, y: Tensor, x: Tensor, op: str) -> tuple[Tensor | No
 
 
 # The "sum" or "mean" of all replicas' x, or that of the "first" one, on every replica.
-define("all_reduce", forward=elsewhere, spec=_reduced, vjp=_vjp, external=True)
+define_external("all_reduce", spec=_reduced, vjp=_vjp)

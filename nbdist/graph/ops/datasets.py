@@ -18,7 +18,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Shape, Spec, define, elsewhere
+from nbdist.graph.op import Shape, Spec, define_external
 from nbdist.graph.scopes import default_graph
 from nbdist.graph.tensor import Tensor, record
 
@@ -77,25 +77,21 @@ def _part_spec(
     return Spec(tuple(shape), np.dtype(dtype))
 
 
-define(  # keeps the arrays and the steps
+define_external(  # keeps the arrays and the steps
     "load_dataset",
-    forward=elsewhere,
     spec=lambda resource, steps, arrays: _NOTHING,
-    external=True,
     has_value=False,
 )
 
 
-define(
+define_external(
     "begin_pass",
-    forward=elsewhere,
     spec=lambda opened, resource: _NOTHING,
-    external=True,
     has_value=False,
 )
 
 
-define("next_batch", forward=elsewhere, spec=lambda resource: Spec((), np.dtype(np.int64)), external=True)
+define_external("next_batch", spec=lambda resource: Spec((), np.dtype(np.int64)))
 
 
-define("batch_part", forward=elsewhere, spec=_part_spec, external=True)
+define_external("batch_part", spec=_part_spec)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.graph.op import Spec, define, elsewhere, show
+from nbdist.graph.op import Spec, define_external, show
 from nbdist.graph.ops.accumulators import COUNT, NOTHING, check_step, on_handle, whole
 from nbdist.graph.scopes import default_graph
 from nbdist.graph.tensor import Tensor, record
@@ -106,7 +106,7 @@ def _taken(handle: Spec, local_step: Spec) -> Spec:
     return Spec((), np.dtype(np.int64))
 
 
-define("TokenQueue", forward=elsewhere, spec=lambda: NOTHING, external=True)  # the handle of the queue
+define_external("TokenQueue", spec=lambda: NOTHING)  # the handle of the queue
 on_handle("token_enqueue_many", _put, has_value=False)
 on_handle("token_dequeue", _taken, waits=True)
 on_handle("token_count", lambda handle: COUNT)
