@@ -12,6 +12,7 @@ in which the other replicas wait.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
@@ -91,9 +92,10 @@ class ReplicaLoop:
         """Make a step with this replica's share of a batch of ``size``; return loss and metrics.
 
         They are those of the whole batch where replicas add them up (`Measuring`). Elsewhere they
-        are means over the share, NaN for an empty one. Without a ``size`` the batch is one of equal shares.
-        Raises NanLossError for a loss or gradient that is NaN or infinite, AbortedError if the training has
-        ended.
+        are means over the share, NaN for an empty one. They are NaN, too, where the run was stopped before
+        the step of a batch of `batches` could be made; the pass ends then. Without a ``size`` the batch is
+        one of equal shares. Raises NanLossError for a loss or gradient that is NaN or infinite, AbortedError
+        if the training has ended.
         """
         training, strategy = self.training, self.context.strategy
         over = "the training has ended: the run was asked to stop, or another replica has left"
@@ -109,7 +111,7 @@ class ReplicaLoop:
             try:
                 with device_scope(self.context.device):
                     if not training.ready():
-                        raise AbortedError(f"{over}. A loop over batches() ends then")
+                        raise StepStopped
                     whole = len(arrays[0]) * strategy.num_replicas_in_sync if size is None else size
                     results = training.complete(training.compute(arrays, whole))
             except RetryStep:  # replicas were lost: the others share the batch anew
@@ -118,7 +120,9 @@ class ReplicaLoop:
                     arrays, size = strategy.batch()
             except StepStopped:
                 training.ended = True
-                raise AbortedError(f"{over} before this step") from None
+                if size is None:
+                    raise AbortedError(f"{over} before this step") from None
+                return (math.nan,) * (1 + len(self.model.metric_names))
         return tuple(float(value) for value in results)
 
     def fetch(self) -> list[Array]:

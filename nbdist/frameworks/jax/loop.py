@@ -158,7 +158,8 @@ class LoopOfSteps:
         """Make a step: return loss and metrics of the whole batch.
 
         Where replicas do not add them up (synchronous ps, central) they are those of the share, NaN for one
-        without examples.
+        without examples. They are NaN where a batch's step could not be made any more, because the run was
+        stopped or another replica has left: its pass ends then, and what follows the loop is executed.
 
         ``batch`` is what `batches` has yielded, or this replica's part of a batch from elsewhere, which then
         counts as one of equal parts. Raises NanLossError for a loss or gradient that is NaN or infinite, and
