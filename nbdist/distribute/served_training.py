@@ -19,6 +19,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeAlias
@@ -63,45 +64,43 @@ class ServedTraining:
         names = {number: info.name for number, info in tasks.workers.items()}
         self._waiting = StepWait(context, names, tasks.check)
         self._replica: ServedReplica | None = None
+        self._links: list[Link] = []
 
     def begin(self) -> ServedReplica:
         """Open the shards of all servers.
 
         Raises TrainingOver in a process that rejoins a training that has ended.
         """
-        plan = self._plan
-        self._progress.tolerance |= plan.tolerance & Tolerance.RESTORES
+        plan, tolerance = self._plan, self._progress.tolerance
+        tolerance.open(self, plan.tolerance & Tolerance.RESTORES)
         try:
+            self._open_all()
             replica = ServedReplica(
-                self._open_all(), plan.server_of, plan.rules, replica=plan.replica, optimizer=plan.optimizer,
+                self._links, plan.server_of, plan.rules, replica=plan.replica, optimizer=plan.optimizer,
                 tables=plan.tables, rejoins=plan.rejoins, reopen=self._reopen if self._survives else None,
                 waiting=self._waiting, borrow=partial(self._tasks.borrowed, plan.shard),
             )  # fmt: skip
-        except BaseException:
+        except BaseException as error:
             self._end()
+            for link in self._links:
+                if isinstance(error, TrainingOver):  # on one server, while another waited for this replica
+                    with suppress(UnavailableError):
+                        link.announce_done()
+                link.close()
             raise
         self._replica, replica.at_close = replica, self._end
         if self._lends:
             self._tasks.task.server.on(EARLIER, lambda frame, sender: lend(replica, plan.shard, frame))
-        self._progress.tolerance |= plan.tolerance
+        tolerance.open(self, plan.tolerance)
         return replica
 
-    def _open_all(self) -> list[Link]:
-        links: list[Link] = []
-        try:
-            for server in range(self._plan.rules.servers):
-                open_first = partial(self._open_first, server)
-                if self._survives:
-                    links.append(self._tasks.when_it_serves(server, open_first))
-                else:
-                    links.append(open_first(self._tasks.servers[server]))
-        except BaseException as error:
-            for link in links:
-                if isinstance(error, TrainingOver):  # on one server, while another waited for this replica
-                    link.announce_done()
-                link.close()
-            raise
-        return links
+    def _open_all(self) -> None:
+        for server in range(self._plan.rules.servers):
+            open_first = partial(self._open_first, server)
+            if self._survives:
+                self._links.append(self._tasks.when_it_serves(server, open_first))
+            else:
+                self._links.append(open_first(self._tasks.servers[server]))
 
     def _open_first(self, server: int, info: TaskInfo) -> Link:
         request = self._plan.request(server)
@@ -133,7 +132,7 @@ class ServedTraining:
                 tasks.wait_for_new(server, error)
             request = self._plan.again(server, old, done, self._newest_state)
             old.close()
-            link = tasks.when_it_serves(server, partial(self._open, request))
+            link = self._links[server] = tasks.when_it_serves(server, partial(self._open, request))
             if self._plan.replica == 0:  # another replica may not know the newest rate
                 link.set_rate(float(self._plan.optimizer.learning_rate))
             return link
@@ -156,14 +155,14 @@ class ServedTraining:
                 progress.lost = [*progress.lost, info.incarnation]
 
     def _end(self) -> None:
-        self._progress.tolerance &= Tolerance.SESSION
+        self._progress.tolerance.close(self)
         if self._lends:
             self._tasks.task.server.off(EARLIER)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """What a replica asks of the parameter servers in one training. Pure.
+    """What a replica asks of the parameter servers in one training. Pure, but for what `again` reads.
 
     - ``shard``: the name of the training; ``called``: where the replica is, for the errors of others
     - ``variables``: names and initial values, placed on the servers round robin
@@ -226,9 +225,9 @@ class TrainingPlan:
         """Return the request for a shard on a new process, with an offer if this replica has a copy.
 
         ``old`` is the link to the process that died; ``done`` says whether this replica has made all of its
-        steps. ``newest`` returns the newest saved state of the optimizer. Without a standby, synchronous
-        replicas offer what the process has left in shared memory, and keep their own copy: the current step
-        was computed from it.
+        steps. ``newest`` returns the newest saved state of the optimizer. An asynchronous replica takes what
+        the process has left in shared memory over into ``old`` (`Link.salvage`). Without a standby,
+        synchronous ones offer it, and keep their own copy: the current step was computed from it.
         """
         if self.rules.synchronous and not self.standbys:
             copy, version = old.remains()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
+import operator
 import os
 import secrets
 import shutil
@@ -59,6 +61,44 @@ class Tolerance(enum.IntFlag):
         return bool(self & (Tolerance.SESSION | Tolerance.RESTORES))
 
 
+class Tolerances:
+    """What a body survives, from what each open training and session of it does.
+
+    >>> dense, rows, body = object(), object(), Tolerances()
+    >>> body.open(dense, Tolerance.RESTORES)
+    >>> body.open(rows, Tolerance.AWAITS)
+    >>> body.together  # a lost parameter server ends the training on rows
+    <Tolerance.AWAITS: 4>
+    >>> body.close(rows)
+    >>> body.together
+    <Tolerance.RESTORES: 2>
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[object, Tolerance] = {}
+        self._lock = threading.Lock()
+
+    def open(self, what: object, tolerance: Tolerance) -> None:
+        """Count ``what`` from now on, or what it survives from now on."""
+        with self._lock:
+            self._open[what] = tolerance
+
+    def close(self, what: object) -> None:
+        """Count ``what`` no longer, if it was counted."""
+        with self._lock:
+            self._open.pop(what, None)
+
+    @property
+    def together(self) -> Tolerance:
+        """What the body survives: a server's loss if all trainings do, or its session does."""
+        with self._lock:
+            found = [*self._open.values()]
+        anywhere = functools.reduce(operator.or_, found, Tolerance.NOTHING)
+        trainings = [one for one in found if one != Tolerance.SESSION]
+        restores = all(Tolerance.RESTORES in one for one in trainings)
+        return anywhere if restores else anywhere & ~Tolerance.RESTORES
+
+
 @dataclass
 class Progress:
     """How far a training is; written by the training thread, read by others."""
@@ -83,7 +123,7 @@ class Progress:
     """Steps that this replica had no part in, because its gradient was no number."""
     dropped: int = 0
     """Gradients of this replica that came too late for their step."""
-    tolerance: Tolerance = Tolerance.NOTHING
+    tolerance: Tolerances = field(default_factory=Tolerances)
     sessions: int = 0
     """How many MonitoredSessions the body has made."""
     together: bool = False

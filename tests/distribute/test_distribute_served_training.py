@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from test_distribute_served_replica import Written
 
-from nbdist.distribute.served_training import TrainingPlan, offering_initial
+from nbdist.distribute import served_training
+from nbdist.distribute.served_replica import ServedReplica
+from nbdist.distribute.served_training import ServedTasks, ServedTraining, TrainingPlan, offering_initial
+from nbdist.errors import UnavailableError
 from nbdist.optim import SGD, Adam
-from nbdist.runtime.ps.client import ShardState
+from nbdist.runtime.ps.client import Link, ShardRequest, ShardState, TrainingOver
 from nbdist.runtime.ps.sync import Rules
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.capabilities import RestoredState
-from nbdist.train.context import Tolerance
+from nbdist.train.context import Context, Tolerance
 
 Array = np.ndarray[Any, Any]
 VARIABLES = [(name, np.full(2, number, np.float32)) for number, name in enumerate("abcd")]  # two a server
@@ -24,6 +29,7 @@ PLAN = TrainingPlan(
 )
 SYNC = replace(PLAN, rules=Rules(2, synchronous=True, servers=2))
 AWAITING = replace(PLAN, rules=Rules(2, synchronous=True, servers=2, awaits=True))
+TABLES = replace(AWAITING, tables=(0,))
 STANDBYS = [{"rank": 3, "of": 2, "shared": True}, {"rank": 2, "of": 3, "shared": True}]
 NOTHING, RESTORES, AWAITS = Tolerance.NOTHING, Tolerance.RESTORES, Tolerance.AWAITS
 
@@ -35,7 +41,7 @@ NOTHING, RESTORES, AWAITS = Tolerance.NOTHING, Tolerance.RESTORES, Tolerance.AWA
         (SYNC, NOTHING),
         (AWAITING, RESTORES | AWAITS),
         (replace(PLAN, tables=(0,)), NOTHING),
-        (replace(AWAITING, tables=(0,)), AWAITS),
+        (TABLES, AWAITS),
         (replace(PLAN, tables=(0,), standbys=STANDBYS), RESTORES),
         (replace(SYNC, standbys=STANDBYS), RESTORES),
         (replace(AWAITING, tables=(0,), standbys=STANDBYS), RESTORES | AWAITS),
@@ -43,6 +49,86 @@ NOTHING, RESTORES, AWAITS = Tolerance.NOTHING, Tolerance.RESTORES, Tolerance.AWA
 )
 def test_what_a_training_survives(plan: TrainingPlan, tolerance: Tolerance) -> None:
     assert plan.tolerance == tolerance
+
+
+def a_server(rank: int) -> TaskInfo:
+    return TaskInfo("ps", rank, rank, "elsewhere", 100 + rank, "127.0.0.1:1", "CPU:0", 1)
+
+
+class Servers(ServedTasks):
+    """Two servers that answer."""
+
+    def __init__(self) -> None:
+        server = SimpleNamespace(on=lambda kind, handler: None, off=lambda kind: None)
+        task: Any = SimpleNamespace(info=a_server(2), keys=None, roster=[], server=server)
+        super().__init__(task, [a_server(0), a_server(1)], {}, lambda: None)
+
+    def when_it_serves(self, server: int, open_shard: Callable[[TaskInfo], Link]) -> Link:
+        return open_shard(self.servers[server])
+
+
+class Opened(Written):
+    """A link to a shard as it was asked for; ``error`` is that of its first pull."""
+
+    def __init__(self, request: ShardRequest, error: Exception | None = None) -> None:
+        super().__init__([])
+        self.layout, self.parameters = request.layout, request.layout.buffer()
+        self.buffers = [request.layout.buffer() for _ in self.buffers]
+        self.tables = [array for _, array in request.tables]
+        self.restored, self.closed, self._error = None, False, error
+
+    def pull(self) -> None:
+        if self._error is not None:
+            raise self._error
+        super().pull()
+
+    def announce_done(self, *, stops: bool = False) -> None:
+        raise UnavailableError("its connection broke")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def begin(plan: TrainingPlan, context: Context) -> ServedReplica:
+    return ServedTraining(plan, Servers(), context, None).begin()
+
+
+@pytest.mark.parametrize("plans", [(AWAITING, TABLES), (TABLES, AWAITING)])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_body_survives_what_all_of_its_open_trainings_do(
+    plans: tuple[TrainingPlan, TrainingPlan], first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_training, "open_link", lambda connect, request, **how: Opened(request))
+    context = Context()
+    tolerance = context.progress.tolerance
+    tolerance.open("session", Tolerance.SESSION)
+    opened = [begin(plan, context) for plan in plans]
+    assert tolerance.together == AWAITS | Tolerance.SESSION
+    opened[first].close()
+    assert tolerance.together == plans[1 - first].tolerance | Tolerance.SESSION
+    opened[1 - first].close()
+    assert tolerance.together == Tolerance.SESSION
+
+
+@pytest.mark.parametrize("error", [UnavailableError("it died"), TrainingOver("it is over")])
+@pytest.mark.parametrize("at_pull", [True, False])
+def test_a_training_that_cannot_begin_leaves_nothing(
+    error: Exception, at_pull: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, links = Context(), list[Opened]()
+
+    def open_link(connect: object, request: ShardRequest, **how: object) -> Link:
+        if links and not at_pull:
+            raise error
+        links.append(Opened(request, error if links else None))
+        return links[-1]
+
+    monkeypatch.setattr(served_training, "open_link", open_link)
+    with pytest.raises(type(error)):
+        begin(SYNC, context)
+    assert [one.closed for one in links] == [True] * (1 + at_pull)
+    context.progress.tolerance.open("another", RESTORES)
+    assert context.progress.tolerance.together == RESTORES
 
 
 SAVED = RestoredState([{"velocity": np.full(2, 10.0 + i, np.float32)} for i in range(4)], updates=7)
