@@ -47,7 +47,7 @@ from nbdist.metrics.run_folder import (
     write_whole_file,
 )
 from nbdist.numbers import is_whole
-from nbdist.run.record import is_under_way
+from nbdist.run.record import is_under_way, under_way_of
 from nbdist.text import clip
 
 Row = TypeVar("Row")
@@ -523,7 +523,7 @@ def clean(
         )
     now = time.time()
     old = [run for run in all_runs[keep or 0 :] if age is None or now - (run.ended or run.created) > age]
-    going = [run.id for run in old if is_under_way(run)]
+    going = [run.id for run in under_way_of(old)]
     deleted, size = [], 0
     for run in old:
         if run.id in going:

@@ -6,7 +6,7 @@ record = RunRecord.of(read_run("261120-091512-mnist"))
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -105,5 +105,11 @@ class RunRecord(RunFile):
 
 def is_under_way(run: RunFile) -> bool:
     """Return whether a run has not ended, and the cluster or process that drives it is alive."""
-    record = RunRecord.of(run)
-    return record.active and record.can_continue(living_incarnations(clusters_folder()))
+    return bool(under_way_of([run]))
+
+
+def under_way_of(runs: Iterable[RunFile]) -> list[RunRecord]:
+    """Return those runs that are under way; all clusters are looked at once, if a run needs it."""
+    active = [one for one in map(RunRecord.of, runs) if one.active]
+    living = living_incarnations(clusters_folder()) if active else {}
+    return [one for one in active if one.can_continue(living)]

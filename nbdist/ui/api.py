@@ -26,7 +26,7 @@ from nbdist.run.attach import attach_run
 from nbdist.run.follow import View
 from nbdist.run.history import runs
 from nbdist.run.options import SETTINGS, LaunchOptions, Options
-from nbdist.run.record import is_under_way
+from nbdist.run.record import under_way_of
 from nbdist.run.replication import replication_of
 from nbdist.run.run import Run
 from nbdist.run.start import resume_run, start_run
@@ -289,11 +289,8 @@ def attach(
 
 def under_way() -> list[str]:
     """Return the ids of the runs and sweeps that are under way on living clusters, the newest first."""
-    going = {
-        run.id
-        for run in runs()
-        if run.kind == "run" and not replication_of(run.options).in_client and is_under_way(run)
-    }
+    found = [run for run in runs() if run.kind == "run" and not replication_of(run.options).in_client]
+    going = {run.id for run in under_way_of(found)}
     for name in living():
         folder = clusters_folder() / name
         with suppress(OSError):

@@ -10,12 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.cluster.description import write_description
+from nbdist.cluster.description import living_incarnations, write_description
 from nbdist.cluster.folder import claim, this_process
 from nbdist.errors import (
     FailedPreconditionError,
@@ -188,7 +189,7 @@ def test_a_deletion_does_not_follow_links(tmp_path: Path) -> None:
     assert (outside / "kept").read_text() == "mine"
 
 
-def test_an_active_run_cannot_be_deleted() -> None:
+def test_an_active_run_cannot_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     members, earlier = (
         [TaskInfo("worker", 0, 0, "here", 1, "", "CPU:0", incarnation).to_dict()] for incarnation in (7, 6)
     )
@@ -199,6 +200,10 @@ def test_an_active_run_cannot_be_deleted() -> None:
         a_run("r2", status="running", cluster={"id": "c1", "members": earlier})  # an earlier c1
         with pytest.raises(FailedPreconditionError, match=r"run r1 is under way: stop it first"):
             delete_run("r1")
+        looked = Mock(wraps=living_incarnations)
+        monkeypatch.setattr("nbdist.run.record.living_incarnations", looked)
+        assert clean(keep=0) == ["r2"]
+        looked.assert_called_once()  # whatever the number of runs
         assert clean(keep=0, dry_run=False) == ["r2"]
         assert repr(clean(keep=0)) == "would delete 0 runs, 0 B\nkept r1: it is under way"
     finally:
