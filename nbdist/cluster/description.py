@@ -145,14 +145,18 @@ def parse_tasks(entries: object) -> tuple[TaskInfo, ...] | None:
 def living_incarnations(clusters: Path) -> dict[str, frozenset[int]]:
     """Return the incarnations of the tasks of each living cluster in a folder of clusters, by its id.
 
-    They are empty if they are unknown, as while it starts or ends. Nothing is created or removed.
+    They are empty if they are unknown, as while it starts or ends. A cluster whose lock cannot be looked at
+    counts as living. Nothing is created or removed.
     """
     found: dict[str, frozenset[int]] = {}
-    with suppress(OSError):  # no cluster was ever started
-        for folder in clusters.iterdir():
-            if VALID_ID.fullmatch(folder.name) and is_alive(folder):
-                found[folder.name] = frozenset()
-                with suppress(NbdistError, OSError):
-                    tasks = read_description(folder).tasks
-                    found[folder.name] = frozenset(task.incarnation for task in tasks)
+    folders: list[Path] = []
+    with suppress(FileNotFoundError):  # no cluster was ever started
+        folders = [folder for folder in clusters.iterdir() if VALID_ID.fullmatch(folder.name)]
+    for folder in folders:
+        with suppress(OSError):
+            if not is_alive(folder):
+                continue
+        found[folder.name] = frozenset()
+        with suppress(NbdistError, OSError):
+            found[folder.name] = frozenset(task.incarnation for task in read_description(folder).tasks)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,19 @@ def test_a_cluster_whose_lock_is_free_is_dead(tmp_path: Path) -> None:
         assert living_incarnations(tmp_path / "clusters") == {"one": {1}}
         (folder / "cluster.json").unlink()
         assert living_incarnations(tmp_path / "clusters") == {"one": frozenset()}
+
+
+def test_a_cluster_whose_lock_cannot_be_looked_at_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "odd", "two"):
+        (tmp_path / name).mkdir()
+        write_description(tmp_path / name, {"tasks": [a_task(0, 7)]})
+
+    def is_alive(folder: Path) -> bool:
+        if folder.name == "odd":
+            raise OSError(errno.ENOLCK, "no locks available")
+        return True
+
+    monkeypatch.setattr(descriptions, "is_alive", is_alive)
+    assert living_incarnations(tmp_path) == {"one": {1}, "odd": {1}, "two": {1}}
