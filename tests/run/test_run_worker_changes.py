@@ -14,6 +14,7 @@ from nbdist.run.membership import MembershipRules
 from nbdist.run.options import Options
 from nbdist.run.progress import ProgressTracker
 from nbdist.run.recovery.failure_detector import FailureDetector
+from nbdist.run.recovery.losses import Losses
 from nbdist.run.recovery.member import Members, Need, State
 from nbdist.run.recovery.policy import Action, Decision
 from nbdist.run.recovery.replacement import CallsByRank, Restart, RestartBudget, WorkerRecovery
@@ -111,6 +112,24 @@ def test_an_added_worker_whose_process_is_replaced_before_it_has_the_body_is_add
     changes.poll()
     assert (member.state, launcher.ranks) == (State.JOINING, {0, 1, 2})
     assert not changes.under_way
+
+
+def test_a_new_owner_counts_a_loss_from_when_it_was_found(followed: Followed) -> None:
+    """Its waits for others begin anew."""
+    recovery = WorkerRecovery(followed.cluster, Launcher(), RestartBudget(1))
+    changes = WorkerChanges(followed.run, followed.detector, recovery, None)
+    member = followed.members.worker(1)
+    member.suspect(3.0, "it died", "")
+    member.move(State.LOST)
+    member.observed = True
+    Losses(followed.run, followed.detector, changes, recovery.budget, None, None).take_over()
+    member.suspect(9.0, "it died", "")
+    assert member.loss is not None
+    assert (member.state, member.observed) == (State.SUSPECTED, False)
+    assert member.loss.since > member.loss.found
+    changes.lose(member, Decision(Action.REPLACE))
+    (restart,) = recovery.restarts
+    assert restart.lost_at == 3.0
 
 
 def test_a_run_does_not_wait_for_a_worker_that_it_no_longer_needs_and_that_is_not_replaced(

@@ -122,7 +122,7 @@ class Losses:
         lost.move(State.REPLACING)
         self._budget.take()
         number = self._budget.spent
-        self._servers.begin(replace_server(followed.cluster, info, how, loss.since, number, self._prepare))
+        self._servers.begin(replace_server(followed.cluster, info, how, loss.found, number, self._prepare))
         followed.events.printed(info.name, f"{how}; it is replaced\n")
         followed.tally.lose_server(info.name)
 
@@ -171,8 +171,9 @@ class Losses:
         self._followed.decides = True
         for member in self._members:
             if member.observed:
-                member.observed, member.loss = False, None
-                member.suspect(time.monotonic(), "", "")
+                assert member.loss is not None
+                member.observed, member.loss.since = False, time.monotonic()
+                member.move(State.SUSPECTED)
 
     def _observe(self, lost: Member) -> None:
         """Show the loss of a task: the owner of the run replaces it, continues without it or ends the run."""
@@ -198,11 +199,11 @@ class Losses:
             recovery = self._changes.recovery
             if member in self._members.servers:
                 self._budget.spent += 1
-                seconds = time.monotonic() - loss.since
-                self._take_server(Replaced(old, new, loss.how, seconds, self._budget.spent, loss.since))
+                seconds = time.monotonic() - loss.found
+                self._take_server(Replaced(old, new, loss.how, seconds, self._budget.spent, loss.found))
             elif self._followed.interrupted:  # it did not stop and was replaced: its new process runs no body
                 member.expect_nothing()
             elif recovery is not None and self._renewed is not None:
                 calls = self._renewed(member.rank)
-                self._changes.restart(recovery.observe(old, new, loss.how, loss.since, calls))
+                self._changes.restart(recovery.observe(old, new, loss.how, loss.found, calls))
                 member.body.position.last = -math.inf  # subscribe at once

@@ -119,7 +119,9 @@ class Body:
 class Loss:
     """How a member was found lost."""
 
+    found: float
     since: float
+    """From when on the policy counts how long to wait; later than ``found`` for a new owner of the run."""
     how: str
     """As a sentence without an end."""
     remedy: str = ""
@@ -183,8 +185,8 @@ class Member:
 
     def suspect(self, now: float, how: str, remedy: str) -> None:
         """Note that its process is dead or frozen; the clock of an earlier suspicion continues."""
-        since = now if self.loss is None else self.loss.since
-        self.loss = Loss(since, how, remedy)
+        found, since = (now, now) if self.loss is None else (self.loss.found, self.loss.since)
+        self.loss = Loss(found, since, how, remedy)
         self.move(State.SUSPECTED)
 
     def end(self, outcome: dict[str, Any]) -> None:

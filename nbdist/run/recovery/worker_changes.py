@@ -96,7 +96,7 @@ class WorkerChanges:
         if recovery is None or not (decision.by_session or self._followed.rules.replaces_workers):
             return ""
         refusal = "" if recovery.ending else recovery.refusal
-        if recovery.begin(member.info, loss.how, loss.since):
+        if recovery.begin(member.info, loss.how, loss.found):
             member.move(State.REPLACING)
         return f"; {refusal}" if refusal else ""
 
