@@ -32,6 +32,17 @@ def test_procedures_continue_beside_each_other_and_one_that_fails_ends() -> None
     assert procedures
     assert procedures.poll() == ["slow"]
     assert not procedures
+
+
+def test_a_failure_leaves_the_results_of_others() -> None:
+    procedures = Procedures[str]()
+    procedures.begin(waiting(0, "at once"))
+    procedures.begin(waiting(0, UnavailableError("it is away")))
+    with pytest.raises(UnavailableError, match="it is away"):
+        procedures.poll()
+    assert procedures
+    assert procedures.poll() == ["at once"]
+    assert not procedures
     assert procedures.poll() == []
 
 

@@ -244,10 +244,11 @@ class Procedures(Generic[T]):
 
     def __init__(self) -> None:
         self._under_way: list[Procedure[T]] = []
+        self._results: list[T] = []
 
     def __bool__(self) -> bool:
-        """Whether any is under way."""
-        return bool(self._under_way)
+        """Whether any is under way, or has a result that was not returned."""
+        return bool(self._under_way or self._results)
 
     def begin(self, procedure: Procedure[T]) -> None:
         """Have a procedure begin at the next poll."""
@@ -256,18 +257,18 @@ class Procedures(Generic[T]):
     def poll(self) -> list[T]:
         """Do what can be done now, without waiting; return the results of those that have ended.
 
-        Raises the error of one that has failed, which ends by that.
+        Raises the error of one that has failed, which ends by that; the next poll returns what others have.
         """
-        results = []
         for procedure in list(self._under_way):
             try:
                 next(procedure)
             except StopIteration as end:
                 self._under_way.remove(procedure)
-                results.append(end.value)
+                self._results.append(end.value)
             except BaseException:
                 self._under_way.remove(procedure)
                 raise
+        results, self._results = self._results, []
         return results
 
 
