@@ -111,8 +111,9 @@ def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
     here = agent()
     with busy_with(clusters_folder() / here.task.cluster_id, spec.run), bodies_only():
         try:
+            # Before the run begins: a client that finds it under way may ask for its body at once.
+            here.body = spec, body
             with opened(spec, here) as live:
-                here.body = spec, body
                 outcome = perform(
                     spec, body, live, here,
                     body_environment(live, spec.framework_port, spec.autoreload),
