@@ -10,12 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, NbdistError
+from nbdist.errors import (
+    AbortedError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NbdistError,
+    NotFoundError,
+)
 from nbdist.frameworks.torch.store import REQUEST
 from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
+from nbdist.run.options import Options
 from nbdist.run.task import agent as agents
+from nbdist.run.task import body as bodies
 from nbdist.run.task.agent import Agent
+from nbdist.run.task.body import RunSpec, run_body
 from nbdist.run.task.reporting import ActiveRun, Displayed, Output
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import Task
@@ -73,6 +82,24 @@ def batches_of(frames: list[Frame]) -> list[Batch]:
 
 def step_of(frames: list[Frame]) -> int:
     return int(frames[-1].meta["progress"]["step"])
+
+
+def test_a_run_that_has_begun_hands_its_body_over(
+    agent: Agent, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = RunSpec("r1", str(folder), (agent.task.rank,), Options(seed=1), "one_device")
+    begin, given = agent.begin, list[Any]()
+
+    def begin_and_ask(one: ActiveRun) -> None:
+        begin(one)
+        given.append(agent.hand_over("r1"))
+
+    monkeypatch.setattr(bodies, "agent", lambda: agent)
+    monkeypatch.setattr(agent, "begin", begin_and_ask)
+    outcome = run_body(spec, "x = 1")
+    assert (given, outcome.get("error")) == ([(spec, "x = 1")], None)
+    with pytest.raises(NotFoundError, match="runs no body of run r1"):
+        agent.hand_over("r1")
 
 
 def test_one_run_at_a_time(agent: Agent, client: Peer, folder: Path) -> None:
