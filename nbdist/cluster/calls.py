@@ -10,6 +10,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from nbdist import errors
+from nbdist.cluster.supervisor.client import FRESH_SECONDS
 from nbdist.cluster.supervisor.engine import REPLY_ONLY
 from nbdist.errors import (
     FailedPreconditionError,
@@ -147,10 +148,11 @@ class Calls:
         try:
             return future.result()
         except Exception as error:
-            died = self._died().get(rank)
             name = getattr(error, "ename", type(error).__name__)  # the hub reports a death as a remote error
-            if died is not None and name in ("EngineError", "TaskDiedError"):
-                return died
+            if name in ("EngineError", "TaskDiedError"):
+                time.sleep(FRESH_SECONDS)  # what ends is known this late
+                if (died := self._died().get(rank)) is not None:
+                    return died
             return remote_error(error, self._tasks[rank])
 
     def __repr__(self) -> str:
@@ -204,14 +206,23 @@ class CallSender:
     def send(
         self,
         ranks: list[int],
-        died: Mapping[int, TaskDiedError],
+        died: Callable[[], Mapping[int, TaskDiedError]],
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
         named: Mapping[str, Any],
     ) -> dict[int, Any]:
-        """Send a call and return a pending call per rank; that of a dead rank has failed already."""
-        sent = self._send([rank for rank in ranks if rank not in died], function, arguments, named)
-        return {rank: sent[rank] if rank in sent else _FailedCall(died[rank]) for rank in ranks}
+        """Send a call and return a pending call per rank; that of a dead rank has failed already.
+
+        ``died`` returns the deaths that are known, by rank.
+        """
+        dead = died()
+        try:
+            sent = self._send([rank for rank in ranks if rank not in dead], function, arguments, named)
+        except LookupError:  # ipyparallel has heard of a death just now
+            time.sleep(FRESH_SECONDS)
+            dead = died()
+            sent = self._send([rank for rank in ranks if rank not in dead], function, arguments, named)
+        return {rank: sent[rank] if rank in sent else _FailedCall(dead[rank]) for rank in ranks}
 
     def _send(
         self,
@@ -228,13 +239,14 @@ class CallSender:
         engines, _ = client._build_targets(ranks)
         packed = [PrePickled(one) for one in arguments]
         by_name = {name: PrePickled(one) for name, one in named.items()}
-        call = PrePickled(function)
+        call, silent = PrePickled(function), getattr(function, REPLY_ONLY, False)
         # A view would do the same, and keep a history of results for users.
         return {
             rank: _PendingCall(
                 client.send_apply_request(
-                    client._mux_stream, call, packed, by_name, ident=engine, metadata={REPLY_ONLY: True}
-                )
+                    client._mux_stream, call, packed, by_name, ident=engine, metadata={REPLY_ONLY: silent}
+                ),
+                silent,
             )
             for rank, engine in zip(ranks, engines, strict=True)
         }
@@ -243,10 +255,11 @@ class CallSender:
 class _PendingCall:
     """The pending call of one rank."""
 
-    def __init__(self, one: Future[Any]) -> None:
+    def __init__(self, one: Future[Any], silent: bool) -> None:
         self._one = one
         self.done, self.add_done_callback = one.done, one.add_done_callback
-        one.add_done_callback(_end_output)
+        if silent:
+            one.add_done_callback(_end_output)
 
     def result(self) -> Any:
         result = self._one.result()

@@ -169,7 +169,7 @@ class Cluster:
         ranks = self._members.ranks(on)
         infos = {info.rank: info for info in self.tasks}
         died = partial(self._members.deaths, infos)
-        return Calls(self._sender.send(ranks, died(), function, arguments, named), infos, died)
+        return Calls(self._sender.send(ranks, died, function, arguments, named), infos, died)
 
     def run(
         self,

@@ -57,7 +57,7 @@ class ServedTraining:
 
     def __init__(self, plan: TrainingPlan, tasks: ServedTasks, context: Context, prefix: str | None) -> None:
         self._plan, self._tasks, self._prefix = plan, tasks, prefix
-        self._progress = context.progress
+        self._progress, self._tolerances = context.progress, context.tolerances
         self._first = [info.incarnation for info in tasks.servers]
         self._survives = Tolerance.RESTORES in plan.tolerance
         self._lends = Tolerance.AWAITS in plan.tolerance and plan.rules.servers > 1
@@ -71,8 +71,8 @@ class ServedTraining:
 
         Raises TrainingOver in a process that rejoins a training that has ended.
         """
-        plan, tolerance = self._plan, self._progress.tolerance
-        tolerance.open(self, plan.tolerance & Tolerance.RESTORES)
+        plan, tolerances = self._plan, self._tolerances
+        tolerances.open(self, plan.tolerance & Tolerance.RESTORES)
         try:
             self._open_all()
             replica = ServedReplica(
@@ -91,7 +91,7 @@ class ServedTraining:
         self._replica, replica.at_close = replica, self._end
         if self._lends:
             self._tasks.task.server.on(EARLIER, lambda frame, sender: lend(replica, plan.shard, frame))
-        tolerance.open(self, plan.tolerance)
+        tolerances.open(self, plan.tolerance)
         return replica
 
     def _open_all(self) -> None:
@@ -155,7 +155,7 @@ class ServedTraining:
                 progress.lost = [*progress.lost, info.incarnation]
 
     def _end(self) -> None:
-        self._progress.tolerance.close(self)
+        self._tolerances.close(self)
         if self._lends:
             self._tasks.task.server.off(EARLIER)
 

@@ -236,7 +236,9 @@ class LogWriter(Appending):
         super().__init__(path, say)
         self._named, self._worth = 0, False  # until there is a point in it
         self.keep(MAGIC + frame(HEADER, json.dumps({"replica": replica}).encode()))
-        if path.exists():  # of an earlier process of the task: from now on this one has a name of its own
+        if os.path.lexists(
+            path
+        ):  # of an earlier process of the task: from now on this one has a name of its own
             super().retry()
 
     def retry(self) -> None:

@@ -125,7 +125,8 @@ def write_run(run: RunFile, *, wait: bool = True) -> Path:
     # A line for each field: with an indent, json would take its slow encoder, and a short cell notices.
     lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in vars(run).items()]
     write_whole_file(path, ("{\n" + ",\n".join(lines) + "\n}").encode(), wait)
-    _written.append((path, _version(path), run))
+    with suppress(OSError):  # its folder may have been deleted just now
+        _written.append((path, _version(path), run))
     return path
 
 

@@ -73,7 +73,6 @@ def progress_message(context: Context) -> dict[str, Any]:
     """Return a replica's progress as a message; a replica that waits for paused ones counts as paused."""
     one, control = context.progress, context.control
     progress = {**vars(one), "lost": [*one.lost], "spent": {**one.spent}}  # asdict takes 13 µs
-    progress["tolerance"] = one.tolerance.together
     step, rested = progress.pop("last_rest")
     if one.step > step:
         progress["rested"] += rested

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nbdist.errors import InvalidArgumentError, UnavailableError
+from nbdist.errors import DataLossError, InvalidArgumentError, UnavailableError
 from nbdist.metrics.log import Batch
 from nbdist.run.followed import FollowedRun
 from nbdist.run.recovery.failure_detector import FailureDetector
@@ -70,8 +70,12 @@ class Inbox:
     def receive_last(self, member: Member, outcome: Any) -> None:
         """Handle the last message of a worker, if its outcome carries it."""
         last = outcome.pop("last", None) if isinstance(outcome, dict) else None
-        if last is not None and not member.body.has_ended:
+        if last is None or member.body.has_ended:
+            return
+        try:
             self._handle_progress(member, decode(last, MAX_BYTES))
+        except (DataLossError, InvalidArgumentError):
+            member.body.is_silent = True
 
     def resubscribe(self) -> None:
         """Subscribe to all workers again at the next poll, over connections of the thread that then polls."""

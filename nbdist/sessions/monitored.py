@@ -200,7 +200,7 @@ class MonitoredSession:
         progress = current().progress
         progress.needed_workers = max((hook.needed_workers for hook in self._hooks), default=0)
         progress.sessions += 1
-        progress.tolerance.open(self, Tolerance.SESSION)
+        current().tolerances.open(self, Tolerance.SESSION)
         try:
             self._recovering(lambda session: None)
         except BaseException as error:
@@ -380,7 +380,7 @@ class MonitoredSession:
                     errors.append(error)
         finally:
             self._closed = True
-            current().progress.tolerance.close(self)
+            current().tolerances.close(self)
             session, self._session = self._session, None
             try:
                 if session is not None:

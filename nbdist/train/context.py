@@ -61,44 +61,6 @@ class Tolerance(enum.IntFlag):
         return bool(self & (Tolerance.SESSION | Tolerance.RESTORES))
 
 
-class Tolerances:
-    """What a body survives, from what each open training and session of it does.
-
-    >>> dense, rows, body = object(), object(), Tolerances()
-    >>> body.open(dense, Tolerance.RESTORES)
-    >>> body.open(rows, Tolerance.AWAITS)
-    >>> body.together  # a lost parameter server ends the training on rows
-    <Tolerance.AWAITS: 4>
-    >>> body.close(rows)
-    >>> body.together
-    <Tolerance.RESTORES: 2>
-    """
-
-    def __init__(self) -> None:
-        self._open: dict[object, Tolerance] = {}
-        self._lock = threading.Lock()
-
-    def open(self, what: object, tolerance: Tolerance) -> None:
-        """Count ``what`` from now on, or what it survives from now on."""
-        with self._lock:
-            self._open[what] = tolerance
-
-    def close(self, what: object) -> None:
-        """Count ``what`` no longer, if it was counted."""
-        with self._lock:
-            self._open.pop(what, None)
-
-    @property
-    def together(self) -> Tolerance:
-        """What the body survives: a server's loss if all trainings do, or its session does."""
-        with self._lock:
-            found = [*self._open.values()]
-        anywhere = functools.reduce(operator.or_, found, Tolerance.NOTHING)
-        trainings = [one for one in found if one != Tolerance.SESSION]
-        restores = all(Tolerance.RESTORES in one for one in trainings)
-        return anywhere if restores else anywhere & ~Tolerance.RESTORES
-
-
 @dataclass
 class Progress:
     """How far a training is; written by the training thread, read by others."""
@@ -123,7 +85,7 @@ class Progress:
     """Steps that this replica had no part in, because its gradient was no number."""
     dropped: int = 0
     """Gradients of this replica that came too late for their step."""
-    tolerance: Tolerances = field(default_factory=Tolerances)
+    tolerance: Tolerance = Tolerance.NOTHING
     sessions: int = 0
     """How many MonitoredSessions the body has made."""
     together: bool = False
@@ -308,6 +270,46 @@ class Control:
         self._changed.notify_all()
 
 
+class Tolerances:
+    """Keeps what a body survives, from what each open training and session of it does, in its progress.
+
+    >>> dense, rows, progress = object(), object(), Progress()
+    >>> body = Tolerances(progress)
+    >>> body.open(dense, Tolerance.RESTORES)
+    >>> body.open(rows, Tolerance.AWAITS)
+    >>> progress.tolerance  # a lost parameter server ends the training on rows
+    <Tolerance.AWAITS: 4>
+    >>> body.close(rows)
+    >>> progress.tolerance
+    <Tolerance.RESTORES: 2>
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._open: dict[object, Tolerance] = {}
+        self._lock = threading.Lock()
+
+    def open(self, what: object, tolerance: Tolerance) -> None:
+        """Count ``what`` from now on, or what it survives from now on."""
+        with self._lock:
+            self._open[what] = tolerance
+            self._progress.tolerance = self._together()
+
+    def close(self, what: object) -> None:
+        """Count ``what`` no longer, if it was counted."""
+        with self._lock:
+            self._open.pop(what, None)
+            self._progress.tolerance = self._together()
+
+    def _together(self) -> Tolerance:
+        """Return what the body survives: a server's loss if all trainings do, or its session does."""
+        found = self._open.values()
+        anywhere = functools.reduce(operator.or_, found, Tolerance.NOTHING)
+        trainings = [one for one in found if one != Tolerance.SESSION]
+        restores = all(Tolerance.RESTORES in one for one in trainings)
+        return anywhere if restores else anywhere & ~Tolerance.RESTORES
+
+
 @dataclass
 class Context:
     """The surroundings of a training on one replica."""
@@ -318,6 +320,8 @@ class Context:
     """Takes note of when each step did what, for the run's timeline."""
     control: Control = field(default_factory=Control)
     progress: Progress = field(default_factory=Progress)
+    tolerances: Tolerances = field(init=False)
+    """What its open trainings and sessions survive."""
     is_chief: bool = True
     run: str = ""
     """The id of the run, if there is one."""
@@ -383,6 +387,9 @@ class Context:
     """Means of the last epoch of the last training."""
     noted: set[str] = field(default_factory=set)
     """Notes that were printed."""
+
+    def __post_init__(self) -> None:
+        self.tolerances = Tolerances(self.progress)
 
     def step(self) -> int | None:
         """Return the step at which the replica's loss would be drawn; None where nothing has trained."""

@@ -391,20 +391,23 @@ class TrialReports:
     def __init__(self) -> None:
         self._steps: list[int] = []
         self._values: list[float] = []
+        self._lock = threading.Lock()  # the body's thread adds the last ones
 
     def add(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Take in reports, both (n,)."""
-        self._steps += steps.tolist()
-        self._values += values.tolist()
-        while len(self._steps) > MOST_STEPS:  # every second one, and the last
-            self._steps = self._steps[-1::-2][::-1]
-            self._values = self._values[-1::-2][::-1]
+        """Take in reports, both (n,). From any thread."""
+        with self._lock:
+            self._steps += steps.tolist()
+            self._values += values.tolist()
+            while len(self._steps) > MOST_STEPS:  # every second one, and the last
+                self._steps = self._steps[-1::-2][::-1]
+                self._values = self._values[-1::-2][::-1]
 
     def frame(self, meta: Mapping[str, Any]) -> Frame | None:
         """Return them as news that may be known in part, None if there are none."""
-        if not self._steps:
+        with self._lock:
+            arrays = np.array(self._steps, np.int64), np.array(self._values, np.float64)
+        if not len(arrays[0]):
             return None
-        arrays = np.array(self._steps, np.int64), np.array(self._values, np.float64)
         return Frame("trial.reports", {**meta, "again": True}, arrays)
 
 

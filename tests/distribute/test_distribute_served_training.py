@@ -100,14 +100,14 @@ def test_a_body_survives_what_all_of_its_open_trainings_do(
 ) -> None:
     monkeypatch.setattr(served_training, "open_link", lambda connect, request, **how: Opened(request))
     context = Context()
-    tolerance = context.progress.tolerance
+    tolerance = context.tolerances
     tolerance.open("session", Tolerance.SESSION)
     opened = [begin(plan, context) for plan in plans]
-    assert tolerance.together == AWAITS | Tolerance.SESSION
+    assert context.progress.tolerance == AWAITS | Tolerance.SESSION
     opened[first].close()
-    assert tolerance.together == plans[1 - first].tolerance | Tolerance.SESSION
+    assert context.progress.tolerance == plans[1 - first].tolerance | Tolerance.SESSION
     opened[1 - first].close()
-    assert tolerance.together == Tolerance.SESSION
+    assert context.progress.tolerance == Tolerance.SESSION
 
 
 @pytest.mark.parametrize("error", [UnavailableError("it died"), TrainingOver("it is over")])
@@ -127,8 +127,8 @@ def test_a_training_that_cannot_begin_leaves_nothing(
     with pytest.raises(type(error)):
         begin(SYNC, context)
     assert [one.closed for one in links] == [True] * (1 + at_pull)
-    context.progress.tolerance.open("another", RESTORES)
-    assert context.progress.tolerance.together == RESTORES
+    context.tolerances.open("another", RESTORES)
+    assert context.progress.tolerance == RESTORES
 
 
 SAVED = RestoredState([{"velocity": np.full(2, 10.0 + i, np.float32)} for i in range(4)], updates=7)

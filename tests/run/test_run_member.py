@@ -114,14 +114,14 @@ def test_an_added_worker_has_the_number_of_the_one_that_left_under_its_rank() ->
 
 def test_what_a_task_tolerates_is_one_field_of_its_message() -> None:
     context = Context()
-    context.progress.tolerance.open("training", Tolerance.RESTORES | Tolerance.AWAITS)
+    context.tolerances.open("training", Tolerance.RESTORES | Tolerance.AWAITS)
     member = Member(a_task(0))
     member.heard(
         decode(encode(Frame("run.progress", {"progress": progress_message(context)}))).meta["progress"]
     )
     assert member.body.tolerance == Tolerance.RESTORES | Tolerance.AWAITS
     assert member.body.tolerance.of_servers
-    context.progress.tolerance.close("training")
+    context.tolerances.close("training")
     member.heard(progress_message(context))
     assert not member.body.tolerance.of_servers
 

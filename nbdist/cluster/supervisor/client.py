@@ -168,8 +168,8 @@ class SupervisorClient:
     def ended(self) -> dict[int, dict[str, Any]]:
         """Return rank -> how it ended, for every engine (and -1: the controller) that has ended.
 
-        What has arrived in the last millisecond may be left to the next call: a poll of a run asks dozens of
-        times, and each look at the socket is a system call.
+        What has arrived in the last `FRESH_SECONDS` may be left to the next call: a poll of a run asks dozens
+        of times, and each look at the socket is a system call.
         """
         if (now := time.monotonic()) - self._looked < FRESH_SECONDS and not self.closed:
             return self.exits

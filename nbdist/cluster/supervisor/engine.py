@@ -8,17 +8,18 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ipykernel.iostream import OutStream
 
 from nbdist.cluster.affinity import CORES_VARIABLE, bind_this_process
 from nbdist.cluster.resources import set_blas_threads
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 HEARTBEAT_SECONDS = 1.0  # between the controller's beats once all engines are there
 CONTROLLER_MISSES = 10  # missed beats after which an engine takes the controller for dead, and exits
 RECONNECT_MS = 10  # the controller binds while the engines start; ZeroMQ's own 100 ms would add up
-REPLY_ONLY = "nbdist_reply_only"  # in a call's metadata: whoever has sent it waits for its reply only
+REPLY_ONLY = "nbdist_reply_only"  # in a call's metadata: see `replies_only`
 ENGINE_PACKAGES = (
     "asyncio",
     "ipykernel",
@@ -78,6 +79,15 @@ def run_engine(
     except RuntimeError as error:
         if "Event loop stopped" not in str(error):  # tornado raises this when a signal has ended the loop
             raise
+
+
+def replies_only(function: Function) -> Function:
+    """Mark a function that publishes nothing on an engine: no output, no displays, and no errors but its own.
+
+    Whoever calls it waits for its reply only, so that engines publish no status for it.
+    """
+    setattr(function, REPLY_ONLY, True)
+    return function
 
 
 def without_status_of_calls(kernel: type[Any]) -> type[Any]:

@@ -34,8 +34,8 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -65,7 +65,7 @@ from nbdist.runtime.task import Task
 from nbdist.train.context import Control
 from nbdist.train.step_timing import StepLog
 from nbdist.wire.rpc.client import Caller
-from nbdist.wire.rpc.frame import Frame
+from nbdist.wire.rpc.frame import MAX_BYTES, Frame, decode
 
 if TYPE_CHECKING:
     from nbdist.run.task.body import RunSpec
@@ -101,8 +101,8 @@ class Agent:
         """Held while messages of the active run are taken, and while a client subscribes."""
         self._send_at = math.inf
         self._intervals: Iterator[float] = iter(())
-        self._unsent: list[tuple[list[Caller], list[Frame]]] = []
-        """The last messages of runs that have ended, each with its subscribers."""
+        self._unsent: deque[tuple[Caller, Frame]] = deque()
+        """The last messages of runs that have ended, each with its receiver."""
         self._caller: tuple[str, Caller] | None = None
         """A run, and the connection of the client that started it, which receives the outcome."""
         self.body: tuple[RunSpec, str | Callable[..., Any]] | None = None
@@ -160,9 +160,9 @@ class Agent:
         """
         live.stop_gpu_sampler()
         with self._sending:
-            subscribers, frames = self._subscribers.take(live.run), []
+            subscribers, frames = self._subscribers.take(live.run), list[Frame]()
             try:
-                frames = list(live.messages(self.task.rank, ended=True))
+                frames.extend(live.messages(self.task.rank, ended=True))  # those before one that fails, too
                 if live.small and [(live.run, one) for one in subscribers] == [self._caller]:
                     frames = live.leave_to_outcome(frames)
             except Exception:  # the outcome follows all the same
@@ -171,12 +171,18 @@ class Agent:
                 answer = live.backfill(self.task.rank, ended=True)
                 self.cached_outcome.end(live.run, answer, bool(subscribers))
             finally:
-                self._unsent += [(subscribers, frames)] if frames else []
-                self._active = None
+                self._unsent.extend((one, frame) for one in subscribers for frame in frames)
                 if live.context.progress.left_at is not None:
                     self._left = live.run
-                self._end_reservation(live.run)
-        if frames:
+                self._end_reservation(live.run)  # while it is active, nobody else can reserve the task
+                self._active = None
+        if self._unsent:
+            self.task.server.post(self._send_last)
+
+    def send_left(self, live: ActiveRun) -> None:
+        """Send the message that a run has left to its outcome, which could not be returned."""
+        if live.unsent is not None and self._caller is not None and self._caller[0] == live.run:
+            self._unsent.append((self._caller[1], decode(live.unsent, MAX_BYTES)))
             self.task.server.post(self._send_last)
 
     def hand_over(self, run: str) -> tuple[RunSpec, str | Callable[..., Any]]:
@@ -261,12 +267,14 @@ class Agent:
 
     def _send_last(self) -> None:
         """Send the last messages of runs that have ended. On the Server's thread."""
-        unsent, self._unsent = self._unsent, []
-        for subscribers, frames in unsent:
-            for one in subscribers:
-                with suppress(ConnectionError):
-                    for frame in frames:
-                        one.push(frame)
+        while self._unsent:
+            subscriber, frame = self._unsent.popleft()
+            try:
+                subscriber.push(frame)
+            except ConnectionError:
+                pass
+            except Exception:  # the others' messages follow all the same
+                log.exception("a last message of %s is missing", self.task.name)
 
     def _reserve(self, frame: Frame, sender: Caller) -> Frame:
         run = frame.meta["run"]
@@ -499,7 +507,7 @@ def shared_prefix(task: tasks.Task) -> str:
 
 
 class Subscribers:
-    """The connections that receive a run's messages, by run. All on the Server's thread."""
+    """The connections that receive a run's messages, by run. On the Server's thread, but for `take`."""
 
     def __init__(self) -> None:
         self._of: dict[str, list[Caller]] = {}

@@ -23,6 +23,7 @@ from typing import Any
 
 from nbdist.checkpoint.manager import parse_interval
 from nbdist.cluster.folder import busy_with, clusters_folder
+from nbdist.cluster.supervisor.engine import replies_only
 from nbdist.distribute.registry import make_strategy
 from nbdist.errors import (
     AbortedError,
@@ -106,6 +107,7 @@ class RunSpec:
     """Which modules are reloaded before the body if they were edited, as `autoreloaded` names them."""
 
 
+@replies_only
 def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
     """Run a body on this engine; return its outcome as plain data, what it raises too."""
     here = agent()
@@ -120,7 +122,11 @@ def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
                     partial(_pack_results, live.context),
                 )  # fmt: skip
                 live.small = is_small(outcome)
-            here.cached_outcome.put(spec.run, spec.folder, outcome)
+            try:
+                here.cached_outcome.put(spec.run, spec.folder, outcome)
+            except BaseException:
+                here.send_left(live)
+                raise
         finally:
             here.body = None
             here.cached_outcome.drop(spec.run)
@@ -666,7 +672,7 @@ def models_in(namespace: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [
         (name, value)
         for name, value in list(namespace.items())
-        if not name.startswith("_") and issubclass(type(value), kinds)
+        if issubclass(type(value), kinds) and not name.startswith("_")
     ]
 
 

@@ -104,7 +104,7 @@ class DataReader:
         try:
             if info.rank not in client.ids:
                 raise UnavailableError(f"{info.name} (pid {info.pid}) has no engine: it has ended")
-            answer = CallSender(client).send([info.rank], {}, function, arguments, {})[info.rank]
+            answer = CallSender(client).send([info.rank], dict, function, arguments, {})[info.rank]
             deadline = time.monotonic() + SEND_SECONDS
             while not answer.done():
                 self.check()

@@ -101,7 +101,8 @@ class Listener:
         if self._zap in ready:
             self._authenticate()
         if self._pipe in ready:
-            os.read(self._pipe, 4096)
+            with suppress(BlockingIOError):
+                os.read(self._pipe, 4096)
         return self._socket in ready
 
     def receive(self) -> tuple[Caller, Frame] | None:
