@@ -166,7 +166,7 @@ class AllReduceReplica(
             else:
                 for table in own:
                     self._group.broadcast(table, root=0, out=table)
-                self._share_out()
+                self._begin_buckets()
         except BaseException as error:
             self.abort(error)
             self.close()
@@ -213,7 +213,7 @@ class AllReduceReplica(
         }
         return [views[name] for name in self._names]
 
-    def _share_out(self) -> None:
+    def _begin_buckets(self) -> None:
         """Make the buckets of a group that is new."""
         group, local = self._group, self._strategy.world.local_size
         overlap = len(self._plan) > 1 and (group.over_network or self.resident or count_cores() >= 2 * local)
@@ -458,7 +458,7 @@ class AllReduceReplica(
                 group.broadcast(array, root, out=array)
         if (known[:, 0] < 0).any():
             self.share_position(root)
-        self._share_out()
+        self._begin_buckets()
         self.report.global_step, self._optimizer.learning_rate = int(known[root, 2]), float(known[root, 1])
         self._omitted = int(known[root, 3])
         self.report.overflows = int(known[root, 0]) - self.report.global_step - self._omitted

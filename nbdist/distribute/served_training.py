@@ -162,7 +162,7 @@ class ServedTraining:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """What a replica asks of the parameter servers in one training. Pure, but for what `again` reads.
+    """What a replica asks of the parameter servers in one training. Pure, but for `again`.
 
     - ``shard``: the name of the training; ``called``: where the replica is, for the errors of others
     - ``variables``: names and initial values, placed on the servers round robin

@@ -258,6 +258,18 @@ class StrategyContract:
             for a, b in zip(weights, results[0][0], strict=True):
                 np.testing.assert_array_equal(a, b)  # all end with equal values
 
+    def test_all_begin_with_the_chiefs_values(self, world: World) -> None:
+        def body(strategy: Strategy, context: Context) -> list[Array]:
+            with strategy.scope():
+                made = Sequential(model().layers, seed=5 + strategy.replica_index)
+                made.compile(SGD(0.0))
+            made.fit(Dataset.from_arrays(*points(24)).batch(8))
+            return made.get_weights()
+
+        chiefs = alone(body)
+        for weights in everywhere(world, body):
+            assert_alike(weights, chiefs)
+
     def test_fit_with_adam_and_dropout(self, world: World) -> None:
         body = lambda strategy, _: fitted(strategy, Adam(0.01), 61, 20, [Dropout(0.4)])[0]
         expected = alone_once(body, "fit with dropout")

@@ -103,6 +103,11 @@ class RunOption:
         kind = next((one for one in get_args(self.type) if one not in (NoneType, ...)), self.type)
         return READERS[tuple if tuple in (get_origin(self.type), get_origin(kind)) else kind]
 
+    @property
+    def is_text(self) -> bool:
+        """Whether its values are texts."""
+        return {*(get_args(self.type) or (self.type,))} in ({str}, {str, NoneType})
+
     def check(self, value: Any) -> None:
         """Raise InvalidArgumentError unless this is a value of the option, or None where that is its default.
 
@@ -112,6 +117,8 @@ class RunOption:
         """
         if value is None and self.default is None:
             return
+        if not self.choices and self.is_text and not isinstance(value, str):
+            raise InvalidArgumentError(f"{self.flag} is a text, got {value!r}")
         if self.choices and value not in self.choices:
             raise InvalidArgumentError(f"no {self.flag} {value!r}; {choices(value, self.choices)}")
         if not self.is_valid(value):

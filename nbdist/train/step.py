@@ -18,7 +18,8 @@ point of this order, the same on all of them, and each point is reached a number
     for each epoch:
         for each batch:      all replicas see the same batches (one order, one seed) and take their shares
             handle messages  waits for no replica
-            agree            waits for no replica: returns a stop that the last push carried
+            save state       if it is due: the chief copies what the last step has made, and waits for that
+            agree            returns a stop that the last push carried; else `GroupAgreement` asks all of them
             admit            re-forms the group if the last push said so: new processes join, others leave
             pull, program    a replica without an example skips the program, not the pull or the push
             push             sends the gradients, and with them whether to stop and the next learning rate
@@ -29,7 +30,8 @@ point of this order, the same on all of them, and each point is reached a number
 - No replica leaves the order alone. With all-reduce a stop travels in the next push (``agree``), so that all
   leave after the same step. With parameter servers a replica may leave at any step: the servers then answer
   `StepStopped` to each replica whose step can no longer be completed.
-- A step that must not be applied (NaN policy "skip", no examples) still pushes: ``skip`` pushes zeros.
+- A step that must not be applied (NaN policy "skip", no examples) still pushes where others wait for the
+  push: ``skip`` pushes zeros.
 - Within a push, collectives are called in the order of the plan of buckets, which follows from the variables
   alone; programs may finish gradients in any order (``Buckets.mark``).
 - A replica that fails calls ``abort``, which breaks its groups: replicas that wait for it raise. A replica

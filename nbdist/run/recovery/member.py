@@ -165,7 +165,7 @@ class Member:
 
     @property
     def is_new(self) -> bool:
-        """Whether its process runs the body, and has not joined the training of the others."""
+        """Whether its process runs the body, and has not joined the training of the others; in any state."""
         entry = self.entry
         return entry is not None and entry.calls is not None and entry.step is None and not entry.problem
 

@@ -169,7 +169,7 @@ def _step(lost: Member, members: Members, facts: Facts) -> Decision:
     over = lost.outcome is not None or facts.interrupted
     if facts.refusal is None or not facts.rules.awaits_workers or over:
         return FAIL
-    if not await_in_step(members.workers):
+    if not any_awaits_in_step(members.workers):
         return FAIL if _is_later(lost, facts, WORKER_SECONDS) else WAIT
     as_chief = _chief(lost, members, facts)
     if as_chief.action in (Action.WAIT, Action.FAIL):
@@ -177,7 +177,7 @@ def _step(lost: Member, members: Members, facts: Facts) -> Decision:
     return _replaced(facts, Need.IN_STEP)
 
 
-def await_in_step(workers: Iterable[Member]) -> bool:
+def any_awaits_in_step(workers: Iterable[Member]) -> bool:
     """Return whether the steps of any of these workers wait for a lost one, if its body has not ended."""
     return any(Tolerance.AWAITS in one.body.tolerance and not one.is_over for one in workers)
 

@@ -14,7 +14,7 @@ from nbdist.run.body_error import why_not_joined
 from nbdist.run.followed import FollowedRun
 from nbdist.run.recovery.failure_detector import FailureDetector
 from nbdist.run.recovery.member import Loss, Member, Need, State
-from nbdist.run.recovery.policy import Decision, await_in_step
+from nbdist.run.recovery.policy import Decision, any_awaits_in_step
 from nbdist.run.recovery.replacement import Restart, WorkerRecovery, count
 from nbdist.run.recovery.resizing import Resize, WorkerGrowth, left_at
 from nbdist.runtime.task import TaskInfo
@@ -141,7 +141,7 @@ class WorkerChanges:
         if followed.interrupted or (recovery is not None and recovery.ending):
             is_needed = False  # it was stopped before it joined
         elif member.need is Need.IN_STEP and member is not self._members.chief:
-            is_needed = await_in_step(self._members.here)  # else the training has ended
+            is_needed = any_awaits_in_step(self._members.here)  # else the training has ended
         else:
             is_needed = member.need is not Need.NONE
         member.expect_nothing()

@@ -688,7 +688,7 @@ def filename(run: str) -> str:
 
 
 def assigned_names(tree: ast.Module) -> list[str]:
-    """Return the names that a body binds at its top level, in spec."""
+    """Return the names that a body binds at its top level, in order."""
     names: dict[str, None] = {}
     for node in _top_level(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

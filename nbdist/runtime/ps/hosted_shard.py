@@ -8,7 +8,8 @@
     hosted.look(seconds); hosted.lose(replica); hosted.rejoin(replica, pid)
 
 What it knows of each replica is a `HostedReplica` (:mod:`nbdist.runtime.ps.hosted_replica`).
-:mod:`nbdist.runtime.ps.service` receives the replicas' messages, and calls it on the server's thread.
+:mod:`nbdist.runtime.ps.service` receives the replicas' messages, and calls it on the server's thread; for
+gradients of replicas on this host, and the answers to them, on that of its `BellThread`.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class HostedShard:
     replicas: list[HostedReplica] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Continue without the spare replicas until each is added."""
+        """Make the replicas; those that may be added later are spare until then."""
         first, numbers = self.rules.first, range(self.rules.replicas)
         self.replicas = [HostedReplica(n, is_spare=n >= first) for n in numbers]
 
