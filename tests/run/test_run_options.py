@@ -243,6 +243,6 @@ def test_a_run_beside_one_whose_task_has_died() -> None:
 
 def test_an_unknown_run_is_refused_before_a_cluster_is_started() -> None:
     said: list[str] = []
-    with pytest.raises(NotFoundError, match="--resume: no run .never-was"):
+    with pytest.raises(NotFoundError, match=r"--resume: no run .never-was"):
         start_run("x = 1", Options(resume="never-was"), report=said.append)
     assert said == []
