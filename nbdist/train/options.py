@@ -117,13 +117,13 @@ class RunOption:
         """
         if value is None and self.default is None:
             return
-        if not self.choices and self.is_text and not isinstance(value, str):
-            raise InvalidArgumentError(f"{self.flag} is a text, got {value!r}")
         if self.choices and value not in self.choices:
             raise InvalidArgumentError(f"no {self.flag} {value!r}; {choices(value, self.choices)}")
         if not self.is_valid(value):
             raise InvalidArgumentError(f"{self.flag} is {self.expected}, got {value!r}")
         self.check_value(value)
+        if not self.choices and self.is_text and not isinstance(value, str):
+            raise InvalidArgumentError(f"{self.flag} is a text, got {value!r}")
 
 
 def option(default: T, help: str, shows: str = "", doc: str = "", **declared: Any) -> T:
