@@ -147,6 +147,8 @@ class LaunchOptions(TPUOptions, ShardedOptions, ElasticOptions, ServerOptions, T
         "the id of a run that has ended and left a state; the body's training continues from it, on any "
         "number of workers. Its seed and interval are used where none are given. Raises NotFoundError "
         "for an unknown id, FailedPreconditionError if the run is under way or has left no state",
+        is_valid=lambda value: isinstance(value, str),
+        expected="the id of a run, as text, such as run.id",
         between_graph=IN_NOTEBOOK,
     )
     background: bool = option(

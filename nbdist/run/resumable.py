@@ -65,10 +65,6 @@ def resumable_run(run_id: str) -> tuple[RunFile, list[Path]]:
 
     Raises NotFoundError for an unknown id, FailedPreconditionError if the run is under way or has no state.
     """
-    if not isinstance(run_id, str):
-        raise InvalidArgumentError(
-            f"--resume takes the id of a run as text, such as run.id, got {run_id!r:.80}"
-        )
     record = known_run(run_id, "--resume: ")
     if is_under_way(record):
         raise FailedPreconditionError(
