@@ -353,9 +353,7 @@ def test_mistakes_are_said_before_anything_starts(cluster: Cluster) -> None:
     plain = start_run("print(1)", Options(), cluster=cluster).wait()
     with pytest.raises(FailedPreconditionError, match="started without --checkpoint-every"):
         start_run("print(1)", Options(resume=plain.id), cluster=cluster)
-    with pytest.raises(
-        InvalidArgumentError, match="--resume is the id of a run, as text, such as run.id, got 3"
-    ):
+    with pytest.raises(InvalidArgumentError, match=r"--resume is the id of a run, as text.*, got 3"):
         start_run("print(1)", Options(resume=3), cluster=cluster)  # type: ignore[arg-type]
 
 
