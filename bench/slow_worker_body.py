@@ -41,7 +41,7 @@ def train(
         objective = model._objective_for(batches)
         program = objective.training_program
         slow = lambda spec: slowed(program(spec), waits)
-        objective.training_program = slow  # type: ignore[method-assign]
+        objective.training_program = slow  # type: ignore[method-assign]  # of this model only
     watch = Watch(target)
     model.fit(
         batches,

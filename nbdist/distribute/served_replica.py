@@ -198,7 +198,7 @@ class ServedReplica(
         if self._done:
             new.announce_done()
         for slot in again:  # its step was complete, and is made once more
-            self._on(number, lambda link, slot=slot: link.outcome(slot))  # type: ignore[misc]
+            self._on(number, lambda link, slot=slot: link.outcome(slot))  # type: ignore[misc]  # mypy infers no default
 
     def _continue_from(self, links: Sequence[Link]) -> None:
         """Take the place that this replica's former process had in the training.

@@ -642,7 +642,7 @@ class GroupCoordinator:
         """Record that a rank's part of a run has ended: it joins no more groups. From any thread."""
         here = self._of(run)
         here.over.add(rank)
-        if here.groups or here.reforms:  # mostly nobody waits
+        if here.groups or here.reforms:  # else no rank waits
             self._server.post(partial(self._check, here))
 
     def drop_run(self, run: str) -> None:

@@ -253,7 +253,7 @@ class Server:
     def _sleep(self) -> bool:
         """Wait for a message, a post or a timer that is due; return whether a message is there."""
         self._sleeps_until = until = self._timers[0][0] if self._timers else math.inf
-        # Looked at after that: who posts from now on wakes this thread.
+        # Read after that: a post from now on wakes this thread.
         left = 0.0 if self._posted else max(0.0, until - time.monotonic())
         waiting = self._listener.poll(None if left == math.inf else left)
         self._sleeps_until = -math.inf

@@ -84,7 +84,7 @@ def run_engine(
 def replies_only(function: Function) -> Function:
     """Mark a function that publishes nothing on an engine: no output, no displays, and no errors but its own.
 
-    Whoever calls it waits for its reply only, so that engines publish no status for it.
+    A caller waits for its reply only, and engines publish no status for the call.
     """
     setattr(function, REPLY_ONLY, True)
     return function
@@ -93,8 +93,8 @@ def replies_only(function: Function) -> Function:
 def without_status_of_calls(kernel: type[Any]) -> type[Any]:
     """Return an engine's kernel that does not publish that it is busy and idle for a call of `CallSender`.
 
-    Two messages for each call and engine, through two threads, the controller and the client, that nobody
-    reads: the reply says that the call is over.
+    The status would be two messages for each call and engine, through two threads, the controller and the
+    client, and would be read nowhere: the reply says that the call is over.
     """
 
     class EngineKernel(kernel):  # type: ignore[misc]  # the type is a variable

@@ -156,7 +156,7 @@ class Agent:
         """Send the last messages and free the task. Called by the body, on the main thread.
 
         The only message of a brief body is left to an outcome that is ``small``, and so arrives at once, if
-        nobody but the receiver of the outcome has subscribed.
+        the receiver of the outcome is the only subscriber.
         """
         live.stop_gpu_sampler()
         with self._sending:
@@ -174,7 +174,7 @@ class Agent:
                 self._unsent.extend((one, frame) for one in subscribers for frame in frames)
                 if live.context.progress.left_at is not None:
                     self._left = live.run
-                self._end_reservation(live.run)  # while it is active, nobody else can reserve the task
+                self._end_reservation(live.run)  # before: no other run can reserve the task meanwhile
                 self._active = None
         if self._unsent:
             self.task.server.post(self._send_last)
