@@ -27,7 +27,15 @@ from nbdist.errors import (
     NbdistError,
     UnavailableError,
 )
-from nbdist.wire.collective.call import CollectiveCall, check_out, describe, is_on_device, like, to_host
+from nbdist.wire.collective.call import (
+    CollectiveCall,
+    check_out,
+    compare,
+    describe,
+    is_on_device,
+    like,
+    to_host,
+)
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.frame import Array
 
@@ -325,6 +333,17 @@ class GroupBroken(Exception):
     def __init__(self, failure: GroupFailure) -> None:
         super().__init__(failure.text)
         self.failure = failure
+
+    @classmethod
+    def by(cls, kind: str, text: str) -> GroupBroken:
+        """Return it for a failure of this kind and text."""
+        return cls(GroupFailure(kind, text))
+
+    @classmethod
+    def raise_unless_same(cls, calls: dict[int, str], sequence: int, labels: Sequence[str]) -> None:
+        """Raise it unless the ranks make the same call, given as text by rank."""
+        if failure := compare(calls, sequence, labels):
+            raise cls.by("InvalidArgumentError", failure)
 
 
 # Abort checks of a waiting rank: a run's abort flag, for example.

@@ -188,6 +188,23 @@ def combine(call: CollectiveCall, parts: Sequence[Array], out: Array) -> None:
         np.true_divide(out, call.divisor, out=out)
 
 
+def complete(call: CollectiveCall, values: Sequence[Array], out: Array, rank: int) -> None:
+    """Write a rank's result of a call, given all ranks' whole values, of the dtype `call.work`."""
+    if call.what == "all_reduce" and call.work == call.result:
+        combine(call, values, out)
+    elif call.what in REDUCING:
+        rows = slice(*call.rows(rank)) if call.what == "reduce_scatter" else ...
+        parts = [value[rows] for value in values]
+        result = np.empty_like(parts[0])
+        combine(call, parts, result)
+        np.copyto(out, result, casting="same_kind")
+    elif call.what == "all_gather":
+        for other, value in enumerate(values):
+            np.copyto(out[other, ...], value)
+    elif call.what == "broadcast":
+        np.copyto(out, values[call.root])
+
+
 def flat(call: CollectiveCall, x: Array) -> Array:
     """Return x as one row of the dtype `work`; a copy only if necessary."""
     return np.ascontiguousarray(x, call.work).reshape(-1)

@@ -49,7 +49,7 @@ from nbdist.wire.collective.base import (
     Member,
     check_same_group,
 )
-from nbdist.wire.collective.call import CollectiveCall, compare, flat
+from nbdist.wire.collective.call import CollectiveCall, flat
 from nbdist.wire.collective.local import LocalEndpoint
 from nbdist.wire.collective.ring import RingCollective, RingEndpoint
 from nbdist.wire.collective.schedule import AGREEMENT, TEXT_BYTES, Phase, host_groups, phases
@@ -90,7 +90,7 @@ class HierarchicalCollective(Collective):
                 rows = slice(*call.rows(self.rank)) if call.what == "reduce_scatter" else ...
                 np.copyto(out, self._reduced(call, x)[rows], casting="same_kind")
         except NbdistError as error:
-            raise GroupBroken(GroupFailure(type(error).__name__, str(error))) from None
+            raise GroupBroken.by(type(error).__name__, str(error)) from None
 
     def _do(self, phase: Phase, x: Array, op: str = "", out: Array | None = None) -> Array:
         """Execute one phase of a call; ranks that are not leaders skip the leaders' phases."""
@@ -119,9 +119,7 @@ class HierarchicalCollective(Collective):
 
     def _compare(self, ranks: Sequence[int], texts: Array) -> None:
         calls = {rank: text.tobytes().rstrip(b"\0").decode() for rank, text in zip(ranks, texts)}
-        failure = compare(calls, self.sequence, self.labels)
-        if failure:
-            raise GroupBroken(GroupFailure("InvalidArgumentError", failure))
+        GroupBroken.raise_unless_same(calls, self.sequence, self.labels)
 
     def _reduced(self, call: CollectiveCall, x: Array) -> Array:
         op = "sum" if call.op == "mean" else call.op

@@ -26,7 +26,6 @@ from nbdist.wire.collective.call import (
     CollectiveCall,
     check_out,
     combine,
-    compare,
     cupy_of,
     is_on_device,
 )
@@ -147,7 +146,7 @@ class ThreadRendezvous:
             missing = sorted(set(range(len(self._labels))) - self._here.keys())
             labels = " and ".join(self._labels[other] for other in missing)
             what = "has left the group" if self._has_left() else f"did not make the call within {timeout} s"
-            raise GroupBroken(GroupFailure("UnavailableError", f"{labels} {what}: {rank.doing}"))
+            raise GroupBroken.by("UnavailableError", f"{labels} {what}: {rank.doing}")
 
     def _done(self, number: int, deadline: float | None, max_sleep: float | None) -> bool:
         """Wait up to `max_sleep` seconds; return whether the call is done, has failed or timed out."""
@@ -186,11 +185,8 @@ class ThreadRendezvous:
         return "waits" if self._here else "left" if self._left else ""
 
     def _finish(self, sequence: int) -> None:
-        failure = compare(
-            {rank: call.text for rank, (call, _, _) in self._here.items()}, sequence, self._labels
-        )
-        if failure:
-            raise GroupBroken(GroupFailure("InvalidArgumentError", failure))
+        calls = {rank: call.text for rank, (call, _, _) in self._here.items()}
+        GroupBroken.raise_unless_same(calls, sequence, self._labels)
         ranks = range(len(self._labels))
         call = self._here[0][0]
         result = _result(call, [self._here[rank][1] for rank in ranks])

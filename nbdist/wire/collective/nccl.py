@@ -115,9 +115,9 @@ class NcclCollective(Collective):
             self._drop()
             if isinstance(error, self._gpu.nccl.NcclError):
                 what = f"NCCL failed on {self._me} in {self.doing}: {error}"
-                raise GroupBroken(GroupFailure("UnavailableError", what)) from error
+                raise GroupBroken.by("UnavailableError", what) from error
             if isinstance(error, NbdistError):
-                raise GroupBroken(GroupFailure(type(error).__name__, self._explain(str(error)))) from None
+                raise GroupBroken.by(type(error).__name__, self._explain(str(error))) from None
             raise
 
     def _perform_here(self, call: CollectiveCall, x: Array, out: Array) -> None:
@@ -179,7 +179,7 @@ class NcclCollective(Collective):
         """Exchange the ranks' current calls; return False if one is still in the call before."""
         together, failure = verdict(self._control.all_gather(to_record(self.sequence, text)), self.labels)
         if failure:
-            raise GroupBroken(GroupFailure("InvalidArgumentError", failure))
+            raise GroupBroken.by("InvalidArgumentError", failure)
         return together
 
     def _check_wait(self, now: float) -> None:
@@ -189,11 +189,9 @@ class NcclCollective(Collective):
         if self._failure is not None:
             raise GroupBroken(self._failure)
         if self._deadline is not None and now >= self._deadline:
-            raise GroupBroken(
-                GroupFailure(
-                    "DeadlineExceededError",
-                    f"{self._me} waited for the other ranks beyond the time limit: {self.doing}",
-                )
+            raise GroupBroken.by(
+                "DeadlineExceededError",
+                f"{self._me} waited for the other ranks beyond the time limit: {self.doing}",
             )
 
     def _connect(self) -> None:

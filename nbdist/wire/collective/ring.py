@@ -54,7 +54,7 @@ from nbdist.wire.collective.base import (
     Member,
     check_same_group,
 )
-from nbdist.wire.collective.call import CollectiveCall, FlatOutput, compare, flat
+from nbdist.wire.collective.call import CollectiveCall, FlatOutput, flat
 from nbdist.wire.collective.schedule import BEGIN, RingSchedule, broadcast_route
 from nbdist.wire.rpc.frame import Array
 from nbdist.wire.shm import shared_folder
@@ -392,21 +392,18 @@ class Neighbours:
 
     def _compare(self, text: str) -> None:
         calls = {self._before: text, self._member.rank: self._text}
-        failure = compare(calls, self._sequence, self._member.labels)
-        if failure:
+        if text != self._text:
             self.check()  # a failure that a rank announced is the better reason
-            raise GroupBroken(GroupFailure("InvalidArgumentError", failure))
+            GroupBroken.raise_unless_same(calls, self._sequence, self._member.labels)
 
     def _check_neighbours(self) -> None:
         """Raise GroupBroken if the connection to a neighbour is lost, or at the deadline."""
         self.also_check()
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline:
-            raise GroupBroken(
-                GroupFailure(
-                    "DeadlineExceededError",
-                    f"{self._member.labels[self._before]} sent nothing within the time limit: {self.doing()}",
-                )
+            raise GroupBroken.by(
+                "DeadlineExceededError",
+                f"{self._member.labels[self._before]} sent nothing within the time limit: {self.doing()}",
             )
         for rank in (self._before, self._after):
             if rank in self._left:  # after its last call; before it, `receive` has raised
@@ -438,10 +435,8 @@ class Neighbours:
         )
 
     def _has_left(self, rank: int) -> GroupFailure:
-        return GroupFailure(
-            "UnavailableError",
-            f"{self._member.labels[rank]} has left the group; {self.doing()} is waiting for it",
-        )
+        what = f"{self._member.labels[rank]} has left the group; {self.doing()} is waiting for it"
+        return GroupFailure("UnavailableError", what)
 
     def _unreachable(self, rank: int, error: UnavailableError) -> GroupFailure:
         return GroupFailure(

@@ -43,13 +43,9 @@ class RingSchedule:
     @classmethod
     def of(cls, call: CollectiveCall) -> RingSchedule:
         """Return the schedule of a call; for a broadcast see `broadcast_route`."""
-        if call.what in ("all_gather", "barrier"):
-            shares = [(rank * call.count, (rank + 1) * call.count) for rank in range(call.size)]
-        else:
-            shares = call.shares(8)
         return cls(
             call.size,
-            tuple(shares),
+            tuple(call.shares(8)),
             chunk_items(call),
             call.what in REDUCING,
             call.what != "reduce_scatter",

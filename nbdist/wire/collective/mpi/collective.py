@@ -30,7 +30,7 @@ from nbdist.wire.collective.base import (
     Member,
     check_same_group,
 )
-from nbdist.wire.collective.call import REDUCING, CollectiveCall, FlatOutput, combine, compare, flat
+from nbdist.wire.collective.call import REDUCING, CollectiveCall, FlatOutput, combine, complete, flat
 from nbdist.wire.collective.mpi.transport import RESULT, MpiTransport, RemoteLiveness, free_closed
 from nbdist.wire.collective.mpi.world import enter_world, world_ranks
 from nbdist.wire.collective.shm.sync import ProcessMonitor
@@ -102,19 +102,7 @@ class MpiCollective(Collective):
         if gives:
             np.copyto(values[self.rank], x)
         self._exchange(call, HEAD + call.nbytes if gives else HEAD)
-        if call.what == "all_reduce" and call.work == call.result:
-            combine(call, values, out)
-        elif call.what in REDUCING:
-            rows = slice(*call.rows(self.rank)) if call.what == "reduce_scatter" else ...
-            parts = [value[rows] for value in values]
-            result = np.empty_like(parts[0])
-            combine(call, parts, result)
-            np.copyto(out, result, casting="same_kind")
-        elif call.what == "all_gather":
-            for rank, value in enumerate(values):
-                np.copyto(out[rank, ...], value)
-        elif call.what == "broadcast":
-            np.copyto(out, values[call.root])
+        complete(call, values, out, self.rank)
 
     def _exchange(self, call: CollectiveCall, nbytes: int) -> None:
         """Exchange the first messages of a call with all ranks; raise GroupBroken if the calls differ."""
@@ -134,9 +122,7 @@ class MpiCollective(Collective):
     def _disagree(self, call: CollectiveCall) -> None:
         """Exchange the calls' texts with all ranks, as all do now; raise GroupBroken with the mismatch."""
         if any(head[0] != self._incarnation for head in self._heads):
-            raise GroupBroken(
-                GroupFailure("UnavailableError", f"a message of another group arrived in {self.doing}")
-            )
+            raise GroupBroken.by("UnavailableError", f"a message of another group arrived in {self.doing}")
         transport = self._transport
         texts = [transport.row(TEXT_BYTES) for _ in range(self.size)]
         for text in texts:
@@ -150,8 +136,7 @@ class MpiCollective(Collective):
         calls = {
             rank: text.tobytes().rstrip(b"\0").decode(errors="ignore") for rank, text in enumerate(texts)
         }
-        failure = compare(calls, self.sequence, self.labels)
-        raise GroupBroken(GroupFailure("InvalidArgumentError", failure))
+        GroupBroken.raise_unless_same(calls, self.sequence, self.labels)
 
     def _announce_failure(self, failure: GroupFailure) -> None:
         self._transport.control.announce_failure(failure)

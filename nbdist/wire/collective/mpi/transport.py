@@ -141,7 +141,7 @@ class MpiTransport:
         """Raise GroupBroken if a rank that has not left has died. Never waits."""
         for rank in self._monitor.dead():
             if rank not in self.control.left:
-                raise GroupBroken(GroupFailure("TaskDiedError", f"{self._labels[rank]} has died"))
+                raise GroupBroken.by("TaskDiedError", f"{self._labels[rank]} has died")
 
     def close(self) -> None:
         """Release everything, now or as soon as MPI and the other ranks have finished with it."""
@@ -203,9 +203,9 @@ class MpiTransport:
             for rank in dead:
                 if rank not in self.control.left:
                     what = f"{self._labels[rank]} has died during {self.doing()}"
-                    return GroupBroken(GroupFailure("TaskDiedError", what))
+                    return GroupBroken.by("TaskDiedError", what)
             time.sleep(LONGEST_SLEEP)
-        return GroupBroken(GroupFailure("UnavailableError", f"MPI failed in {self.doing()}: {error}"))
+        return GroupBroken.by("UnavailableError", f"MPI failed in {self.doing()}: {error}")
 
     def check(self, requests: list[Any] | None = None) -> None:
         """Raise the abort check's error, or GroupBroken if the group is broken or after the time limit."""
@@ -214,7 +214,7 @@ class MpiTransport:
         if self._deadline is not None and time.monotonic() >= self._deadline:
             for rank in self.others if requests is None else self._waiting(requests):
                 what = f"{self._labels[rank]} did not take part within the time limit: {self.doing()}"
-                raise GroupBroken(GroupFailure("DeadlineExceededError", what))
+                raise GroupBroken.by("DeadlineExceededError", what)
 
     def _waiting(self, requests: list[Any]) -> list[int]:
         """Return the ranks of unfinished requests."""
@@ -228,7 +228,7 @@ class MpiTransport:
             for rank in self._waiting(requests):
                 if left.get(rank, self.sequence) < self.sequence:
                     what = f"{self._labels[rank]} has left the group; {self.doing()} is waiting for it"
-                    raise GroupBroken(GroupFailure("UnavailableError", what))
+                    raise GroupBroken.by("UnavailableError", what)
 
     def _check_peers(self, requests: list[Any], also_frozen: bool) -> None:
         dead = self._monitor.dead()
@@ -237,15 +237,15 @@ class MpiTransport:
             if rank in dead:
                 self.check_control()  # it may have announced the reason
                 what = f"{self._labels[rank]} has died during {self.doing()}"
-                raise GroupBroken(GroupFailure("TaskDiedError", what))
+                raise GroupBroken.by("TaskDiedError", what)
         remote = self.remote.lost_rank()
         if remote is not None and remote not in self.control.left and remote in self._waiting(requests):
             self.check_control()
             what = f"the connection to {self._labels[remote]} was lost during {self.doing()}"
-            raise GroupBroken(GroupFailure("UnavailableError", what))
+            raise GroupBroken.by("UnavailableError", what)
         for rank in self._monitor.frozen() if also_frozen else ():
             what = f"{self._labels[rank]} is frozen during {self.doing()}"
-            raise GroupBroken(GroupFailure("UnavailableError", what))
+            raise GroupBroken.by("UnavailableError", what)
 
 
 def free_closed() -> None:

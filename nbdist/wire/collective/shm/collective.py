@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.errors import InvalidArgumentError, NbdistError, ResourceExhaustedError, UnavailableError
+from nbdist.errors import NbdistError, ResourceExhaustedError, UnavailableError
 from nbdist.wire.collective.base import (
     Collective,
     Endpoint,
@@ -31,7 +31,7 @@ from nbdist.wire.collective.base import (
     Member,
     check_same_group,
 )
-from nbdist.wire.collective.call import REDUCING, CollectiveCall, FlatOutput, combine, compare, flat
+from nbdist.wire.collective.call import REDUCING, CollectiveCall, FlatOutput, combine, complete, flat
 from nbdist.wire.collective.shm.segment import (
     EAGER_BYTES,
     FAILED,
@@ -86,12 +86,12 @@ class ShmCollective(Collective):
         buffer = SymmetricBuffer(self._prefix, tuple(shape), np.dtype(dtype).newbyteorder("="))
         try:
             infos = read_infos(self.all_gather(buffer.info))
-            failure = compare(
-                {rank: asked for rank, (_, asked) in enumerate(infos)}, self.sequence, self.labels
-            )
-            if failure:
-                self.break_with(GroupFailure("InvalidArgumentError", failure))
-                raise InvalidArgumentError(failure)
+            calls = {rank: asked for rank, (_, asked) in enumerate(infos)}
+            try:
+                GroupBroken.raise_unless_same(calls, self.sequence, self.labels)
+            except GroupBroken as broken:
+                self.break_with(broken.failure)
+                raise broken.failure.error() from None
             opened = buffer.open([name for name, _ in infos], self.rank)
             self.barrier()
         finally:
@@ -245,17 +245,8 @@ class EagerProtocol:
                 # `out`, `combine` has overwritten x by then.
                 values = [*values[: self._rank], x, *values[self._rank + 1 :]]
             combine(call, values, out)
-        elif call.what in REDUCING:
-            rows = slice(*call.rows(self._rank)) if call.what == "reduce_scatter" else ...
-            parts = [value[rows] for value in values]
-            result = np.empty_like(parts[0])
-            combine(call, parts, result)
-            np.copyto(out, result, casting="same_kind")
-        elif call.what == "all_gather":
-            for rank, value in enumerate(values):
-                np.copyto(out[rank, ...], value)
-        elif call.what == "broadcast":
-            np.copyto(out, values[call.root])
+        else:
+            complete(call, values, out, self._rank)
 
     def reduce_pair(self, call: CollectiveCall, x: Array, out: Array) -> None:
         """All-reduce of large values between two ranks: each combines all items, chunk by chunk."""

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.wire.collective.base import CHECK_EVERY, AbortCheck, GroupBroken, GroupFailure
-from nbdist.wire.collective.call import CollectiveCall, compare
+from nbdist.wire.collective.call import CollectiveCall
 from nbdist.wire.collective.shm.segment import (
     ASLEEP,
     DIGEST,
@@ -104,12 +104,15 @@ class Synchronizer:
 
     def check(self) -> None:
         """Raise GroupBroken if a rank has failed or died; never waits."""
+        self._check_failed()
+        for rank in self._monitor.dead():
+            if not self._words[rank][LEFT]:
+                raise GroupBroken.by("TaskDiedError", f"{self._labels[rank]} has died")
+
+    def _check_failed(self) -> None:
         broken = [(words[FAILED], rank) for rank, words in enumerate(self._words) if words[FAILED]]
         if broken:
             raise GroupBroken(self._segments[min(broken)[1]].read_failure())
-        for rank in self._monitor.dead():
-            if not self._words[rank][LEFT]:
-                raise GroupBroken(GroupFailure("TaskDiedError", f"{self._labels[rank]} has died"))
 
     def announce_failure(self, failure: GroupFailure) -> None:
         """Publish why the group failed, and wake all ranks; from any thread."""
@@ -168,10 +171,13 @@ class Synchronizer:
                 now = time.monotonic()
                 if now - looked > CHECK_SECONDS:
                     looked = now
-                    self._check_frozen()
+                    for rank in self._monitor.frozen():
+                        what = f"{self._labels[rank]} is frozen during {self.doing()}"
+                        raise GroupBroken.by("UnavailableError", what)
                     self.also_check()
                 if self.deadline is not None and now >= self.deadline:
-                    raise GroupBroken(self._timed_out(other))
+                    what = f"{self._labels[other]} did not take part within the time limit: {self.doing()}"
+                    raise GroupBroken.by("DeadlineExceededError", what)
                 for descriptor, _ in self._poll.poll(pause * 1000):
                     if descriptor != self._bell.fileno():
                         self._poll.unregister(descriptor)  # a process that ended wakes once
@@ -184,9 +190,7 @@ class Synchronizer:
 
     def _check(self, word: int, value: int) -> None:
         """Raise GroupBroken if the word will never reach the value."""
-        broken = [(words[FAILED], rank) for rank, words in enumerate(self._words) if words[FAILED]]
-        if broken:
-            raise GroupBroken(self._segments[min(broken)[1]].read_failure())
+        self._check_failed()
         left = [rank for rank in self._others if self._words[rank][LEFT]]
         dead = self._monitor.dead()
         for rank in self._others:
@@ -195,22 +199,10 @@ class Synchronizer:
                 continue
             if rank in left:
                 what = f"{self._labels[rank]} has left the group; {self.doing()} is waiting for it"
-                raise GroupBroken(GroupFailure("UnavailableError", what))
+                raise GroupBroken.by("UnavailableError", what)
             if rank in dead:
                 what = f"{self._labels[rank]} has died during {self.doing()}"
-                raise GroupBroken(GroupFailure("TaskDiedError", what))
-
-    def _check_frozen(self) -> None:
-        for rank in self._monitor.frozen():
-            raise GroupBroken(
-                GroupFailure("UnavailableError", f"{self._labels[rank]} is frozen during {self.doing()}")
-            )
-
-    def _timed_out(self, other: int) -> GroupFailure:
-        return GroupFailure(
-            "DeadlineExceededError",
-            f"{self._labels[other]} did not take part within the time limit: {self.doing()}",
-        )
+                raise GroupBroken.by("TaskDiedError", what)
 
     def _ring_all(self) -> None:
         for other in self._others:
@@ -451,9 +443,7 @@ class SequenceCounters:
             if words[DIGEST + slot] != digest:
                 self._synchronizer.check()  # the failure of a rank is a better reason
                 texts = {rank: segment.read_call(slot) for rank, segment in enumerate(self.segments)}
-                raise GroupBroken(
-                    GroupFailure("InvalidArgumentError", compare(texts, self.sequence(), self._labels))
-                )
+                GroupBroken.raise_unless_same(texts, self.sequence(), self._labels)
 
     def put(self) -> None:
         """Publish another chunk."""
