@@ -37,8 +37,8 @@ from nbdist.cluster.resources import (
     MOST_TASKS,
     TaskPlan,
     count_cores,
-    environment_of,
     parse_memory,
+    plan_task,
     share_of,
 )
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
@@ -415,22 +415,13 @@ def plan_more(
     share = share_of(cores, len(tasks) + workers, asked.get("threads"))
     positions = free_positions(tasks, workers)
     near = worker_cores(1 + max(index for index, _ in positions), gpus)
-    plans = []
-    for index, rank in positions:
-        gpu = gpus[index % len(gpus)] if gpus else None
-        own = near[index] if index < len(near) else ()
-        environment = environment_of(
-            "worker",
-            index,
-            rank,
-            min(share, len(own)) if own and not asked.get("threads") else share,
-            gpu,
-            asked.get("gpu_memory"),
-            parse_memory(asked.get("memory")),
-            own,
+    return tuple(
+        plan_task(
+            "worker", index, rank, share, gpus=gpus, threads=asked.get("threads"), bound=near,
+            gpu_memory=asked.get("gpu_memory"), memory=parse_memory(asked.get("memory")),
         )
-        plans.append(TaskPlan("worker", index, rank, "CPU:0" if gpu is None else "GPU:0", environment))
-    return tuple(plans)
+        for index, rank in positions
+    )  # fmt: skip
 
 
 def free_positions(tasks: Sequence[TaskInfo], workers: int) -> list[tuple[int, int]]:

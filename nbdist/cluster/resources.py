@@ -75,16 +75,13 @@ def plan_tasks(
     counts = {"worker": workers, "ps": ps, "data": data}
     share = share_of(cores, sum(counts.values()), threads)
     tasks = [(job, index) for job, count in counts.items() for index in range(count)]
-    plans = []
-    for rank, (job, index) in enumerate(tasks):
-        gpu = gpus[index % len(gpus)] if gpus and job == "worker" else None
-        near = bound[index] if bound and job == "worker" else ()
-        own = min(share, len(near)) if near and threads is None else share
-        environment = environment_of(job, index, rank, own, gpu, gpu_memory, memory, near)
-        # A task sees only its own GPU, which is therefore number 0 to it.
-        device = "CPU:0" if gpu is None else "GPU:0"
-        plans.append(TaskPlan(job, index, rank, device, environment))
-    return tuple(plans)
+    return tuple(
+        plan_task(
+            job, index, rank, share,
+            gpus=gpus, threads=threads, gpu_memory=gpu_memory, memory=memory, bound=bound,
+        )
+        for rank, (job, index) in enumerate(tasks)
+    )  # fmt: skip
 
 
 def share_of(cores: int, tasks: int, threads: int | None = None) -> int:
@@ -92,22 +89,27 @@ def share_of(cores: int, tasks: int, threads: int | None = None) -> int:
     return threads or max(1, cores // tasks)
 
 
-def environment_of(
+def plan_task(
     job: str,
     index: int,
     rank: int,
-    threads: int,
-    gpu: str | None,
+    share: int,
+    *,
+    gpus: Sequence[str],
+    threads: int | None,
     gpu_memory: float | None,
     memory: int | None,
-    cores: Sequence[int] = (),
-) -> dict[str, str]:
-    """Return the environment variables of a task's process. Only its own GPU is visible to it.
+    bound: Sequence[Sequence[int]],
+) -> TaskPlan:
+    """Return the plan of one task, whose ``share`` are threads; the rest is as for `plan_tasks`.
 
-    ``cores`` are those that it is bound to; none, if it is not bound.
+    Only its own GPU is visible to its process. A task that is bound to fewer cores has no more threads.
     """
+    gpu = gpus[index % len(gpus)] if gpus and job == "worker" else None
+    cores = bound[index] if job == "worker" and index < len(bound) else ()
+    own = min(share, len(cores)) if cores and threads is None else share
     environment = {
-        **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+        **dict.fromkeys(THREAD_VARIABLES, str(own)),
         "CUDA_VISIBLE_DEVICES": "-1" if gpu is None else gpu,
         "NBDIST_JOB": job,
         "NBDIST_INDEX": str(index),
@@ -119,7 +121,8 @@ def environment_of(
         environment[MEMORY_VARIABLE] = str(memory)
     if gpu is not None and gpu_memory is not None:
         environment["CUPY_GPU_MEMORY_LIMIT"] = f"{100 * gpu_memory:g}%"  # rounded to 0% it would be no limit
-    return environment
+    # A task sees only its own GPU, which is therefore number 0 to it.
+    return TaskPlan(job, index, rank, "CPU:0" if gpu is None else "GPU:0", environment)
 
 
 MOST_TASKS = 512
