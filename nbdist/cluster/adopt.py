@@ -175,11 +175,7 @@ def end(folder: Path, by: str = "") -> None:
         end_frozen(folder)
         remove_traces(folder, folder.name)
         return
-    with suppress(UnavailableError, DeadlineExceededError):
-        supervisor.ask("stop", by=by)
-    if not supervisor.wait_closed(STOP_SECONDS):
-        supervisor.kill()
-    supervisor.close()
+    supervisor.end(STOP_SECONDS, by)
     remove_traces(folder, folder.name)
 
 

@@ -7,7 +7,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from nbdist.cluster.affinity import bound_cores
 from nbdist.cluster.calls import Calls, CallSender
 from nbdist.cluster.description import change_description, read_description
 from nbdist.cluster.folder import (
+    clusters_folder,
     describe_process,
     describe_this_process,
     find,
@@ -32,7 +32,6 @@ from nbdist.cluster.resize import ReplaceTask, check_unused, describe_replacemen
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
 from nbdist.errors import (
     DataLossError,
-    DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
@@ -46,6 +45,7 @@ from nbdist.wire.rpc.client import Peer
 
 STOP_SECONDS = 5.0
 HUB_SECONDS = 1.0  # for the hub's answer
+DESCRIBED = ("rank", "name", "job", "index", "pid", "host", "device", "address")  # of a task, by its status
 _latest: Cluster | None = None
 
 
@@ -335,14 +335,7 @@ class Cluster:
             self._check_own()
         self._ended = True  # a monitor of a run that polls now must see the reason
         self._close_connections()
-        if not self._supervisor.closed:
-            with suppress(UnavailableError, DeadlineExceededError):  # it has died, or is frozen
-                self._supervisor.ask(
-                    "stop", timeout, by=f"it was stopped from another {describe_this_process()}"
-                )
-        if not self._supervisor.wait_closed(timeout):
-            self._supervisor.kill()
-        self._supervisor.close()
+        self._supervisor.end(timeout, by=f"it was stopped from another {describe_this_process()}")
         remove_traces(self.folder, self.id)
 
     def detach(self) -> None:
@@ -464,8 +457,6 @@ def clusters() -> list[dict[str, Any]]:
     Its keys: ``id``, ``created`` (seconds since 1970), ``workers``, ``ps``, ``data``, ``tasks``,
     ``versions``.
     """
-    from nbdist.cluster.folder import clusters_folder
-
     found = []
     for name in living():
         try:
@@ -549,14 +540,7 @@ class Members:
         ended = self._supervisor.ended()
         for info in tasks:
             how = ended.get(info.rank)
-            row = {
-                "rank": info.rank,
-                "name": info.name,
-                "job": info.job,
-                "index": info.index,
-                "pid": info.pid,
-            }
-            row |= {"host": info.host, "device": info.device, "address": info.address}
+            row = {name: getattr(info, name) for name in DESCRIBED}
             row["cores"] = bound_cores(info.pid) if how is None else ""
             row |= {"state": "running" if how is None else "dead", "ended": how and describe_exit(how)}
             rows.append(row)

@@ -132,12 +132,7 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
         supervisor = self.supervisor
         if supervisor is None:
             return
-        if not supervisor.closed:
-            supervisor.ask("stop")
-        ended = await asyncio.get_running_loop().run_in_executor(None, supervisor.wait_closed, STOP_TIMEOUT)
-        if not ended:
-            supervisor.kill()
-        supervisor.close()
+        await asyncio.get_running_loop().run_in_executor(None, supervisor.end, STOP_TIMEOUT)
         remove_traces(Path(self.supervisor_folder), Path(self.supervisor_folder).name)
         self._ended({"exit_code": 0, "engines": {}})
 

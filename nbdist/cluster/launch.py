@@ -6,7 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.wire.keys import ClusterKeys
 
 LEAST_DISK_SPACE = 64 << 10  # bytes on the disk of the cluster's folder, without which nothing starts
+UNDO_SECONDS = 4.0  # for the processes of a start that has failed to end
 ASK_SECONDS = 0.25  # between two requests for the hub's engines
 Report = Callable[[str], object]
 
@@ -333,11 +334,7 @@ class _Startup:
         if self.client is not None:
             close_client(self.client)
         if self.supervisor is not None:
-            with suppress(NbdistError):
-                self.supervisor.ask("stop", timeout=1.0)
-            if not self.supervisor.wait_closed(4.0):
-                self.supervisor.kill()
-            self.supervisor.close()
+            self.supervisor.end(UNDO_SECONDS)
         remove_traces(self.folder, self.folder.name)
 
     def _connected(self) -> SupervisorClient:

@@ -199,6 +199,18 @@ class SupervisorClient:
                 return False
         return self.closed
 
+    def end(self, timeout: float, by: str = "") -> None:
+        """End the cluster and disconnect; its clients receive ``by`` as the reason.
+
+        A supervisor that does not answer within ``timeout`` seconds, or does not end in as many, is killed.
+        """
+        if not self.closed:
+            with suppress(UnavailableError, DeadlineExceededError):  # it has died, or is frozen
+                self.ask("stop", timeout, by=by)
+        if not self.wait_closed(timeout):
+            self.kill()
+        self.close()
+
     def kill(self) -> None:
         """Kill the supervisor and all its children, for example if the supervisor is frozen."""
         if self._process is not None and self._process.poll() is None:
