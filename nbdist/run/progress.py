@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from statistics import median
 from typing import Any
 
@@ -185,6 +185,10 @@ class _Replica:
         (t0, own0, s0, e0), (t1, own1, s1, e1) = self.past[0], self.past[-1]
         seconds = max(t1 - t0, own1 - own0)
         return ((s1 - s0) / seconds, (e1 - e0) / seconds) if seconds > 0 else (0.0, 0.0)
+
+
+REPORTED = {one.name for one in fields(_Replica)} & {one.name for one in fields(ReplicaStanding)}
+"""What a replica's standing has as the replica reports it."""
 
 
 class ProgressTracker:
@@ -406,24 +410,11 @@ class ProgressTracker:
             elapsed=max(0.0, now - self._began - self.paused(now)) if self._began is not None else 0.0,
             replicas=[
                 ReplicaStanding(
-                    self._state(i),
-                    latest.step,
-                    rates[i][0],
-                    _staleness(store, i),
-                    spent[i],
-                    latest.dropped,
-                    latest.skipped,
-                    latest.rested,
-                    self._slowness(i),
-                    latest.restart,
-                    latest.restarts,
-                    latest.change,
-                    latest.begun,
-                    latest.devices,
-                    latest.gpu,
-                    latest.cores,
-                    latest.input,
-                    latest.ended,
+                    state=self._state(i),
+                    steps_per_second=rates[i][0],
+                    staleness=_staleness(store, i),
+                    slowness=self._slowness(i),
+                    **{name: getattr(latest, name) for name in REPORTED} | {"spent": spent[i]},
                 )
                 for i, latest in enumerate(self._latest)
             ],
