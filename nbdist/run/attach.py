@@ -40,7 +40,7 @@ from nbdist.run.recovery.replacement import BodyLauncher
 from nbdist.run.remote import EndedTasks, RemoteOutcomes, RemoteTasks
 from nbdist.run.resumable import members_of, named_task, options_of
 from nbdist.run.run import Run, left_workers
-from nbdist.run.start import RunLauncher, resumed
+from nbdist.run.start import RunLauncher, opened
 from nbdist.run.task.agent import BODY_REQUEST, install
 from nbdist.run.values.backfill import backfill_store, log_end, printed
 from nbdist.runtime.task import TaskInfo
@@ -224,32 +224,27 @@ def _opened(
     )  # fmt: skip
     at_end = partial(_release, remote, record.id) if remote is not None else lambda: None
     run = Run(
-        tasks, record, found.folder, found.workers, found.rules, outcomes, None,
+        tasks, record, found.folder, found.workers, found.rules, outcomes,
         towers=found.towers, at_end=at_end,
         ownership=None if owned is None else owned.ownership, takes_over=owned,
     )  # fmt: skip
-    run.resumed_by = resumed
     if owned is not None:
         owned.outcomes, owned.members = outcomes, run.members
     run.show_restarts()
     outcomes.over = lambda: run.members.ended_bodies
     if remote is not None:
         remote.cluster.active_runs.add(record.id)
-    if make_view is not None:
-        try:
-            run.show_in(make_view(run))
-        except Exception as error:  # the run continues without it
-            run.notes.append(f"the view of run {run.id} failed: {type(error).__name__}: {error}")
+    opened(run, make_view)
     run.notes.extend(backfill_store(run.store, found.folder, answers))
     for info in found.workers:
         answer = answers.get(info.rank)
         if answer is not None and "progress" in answer.meta:
             run.apply_backfill(info, answer)
         else:
-            run.show_printed(info, _printed_by(found, info))
+            run.show_printed(info, printed(found.folder, 0 if found.towers else info.rank))
     while run.becomes_owner():
         time.sleep(0.002)
-    run.set_began(time.monotonic() - max(0.0, (record.ended or time.time()) - record.created))
+    run.tally.set_began(time.monotonic() - max(0.0, (record.ended or time.time()) - record.created))
     if remote is None or len(run.members.ended_bodies) == len(found.workers):
         deadline = time.monotonic() + OVER_SECONDS
         while not run.poll() and time.monotonic() < deadline:
@@ -305,10 +300,6 @@ class _AttachedRun:
         dead = {info.rank for info in self._cluster.dead()}
         ranks = {info.rank for info in self.members.infos} - dead
         return [info for info in self._cluster.tasks if info.rank in ranks]
-
-
-def _printed_by(found: _RecordedRun, info: TaskInfo) -> str:
-    return printed(found.folder, 0 if found.towers else info.rank)
 
 
 def _release(remote: RemoteTasks, run: str) -> None:

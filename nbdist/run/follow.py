@@ -30,15 +30,13 @@ RESTART_SECONDS = 0.25  # in which the kernel's shutdown message follows its int
 
 
 class RunFollower:
-    """Polls a run through its ``monitor`` and updates ``view``; all from one thread, except ``wake``.
+    """Polls a run through its ``monitor`` and updates ``view``, if any; all from one thread, except ``wake``.
 
     Failures of the view and of the disk are added to ``notes``; the run continues.
     """
 
-    def __init__(
-        self, monitor: RunMonitor, controls: RunControls, view: View | None, notes: list[str]
-    ) -> None:
-        self.view = view
+    def __init__(self, monitor: RunMonitor, controls: RunControls, notes: list[str]) -> None:
+        self.view: View | None = None
         """Shows the run; None if nothing does."""
         self._monitor, self._controls, self._notes = monitor, controls, notes
         self._sleep, self._seconds = WakeableSleep(), FIRST_SLEEP

@@ -79,7 +79,6 @@ class Run(Labelled):
         workers: list[TaskInfo],
         rules: MembershipRules,
         calls: RunCalls,
-        view: View | None,
         *,
         towers: Sequence[TaskInfo] = (),
         at_end: Callable[[], object] = lambda: None,
@@ -128,7 +127,7 @@ class Run(Labelled):
         )  # fmt: skip
         self.gallery = self._monitor.inbox.gallery
         self.controls = RunControls(self)
-        self._follower = RunFollower(self._monitor, self.controls, view, self.notes)
+        self._follower = RunFollower(self._monitor, self.controls, self.notes)
         self._debounce = InterruptDebounce(record.id)
         self.timeline_type: type[Timeline] = Timeline
         """The type that `timeline` returns; the user interface puts one here that shows itself."""
@@ -573,10 +572,6 @@ class Run(Labelled):
         for info, entries in left_workers(self._record, members.infos):
             step, member = entries.get("step"), members.worker(info.rank)
             self._monitor.changes.leave_out(member, "left" if step is None else f"left at step {step:,}")
-
-    def set_began(self, when: float) -> None:
-        """Set when the run began, on the clock of ``time.monotonic``."""
-        self.tally.set_began(when)
 
     # Polling, from one thread.
 

@@ -132,14 +132,14 @@ def start_run(
             here = InGraph(cluster, spec, body, workers, servers)
             here.start()
             run = Run(
-                here.tasks, record, folder, here.workers, rules, here.body, None,
+                here.tasks, record, folder, here.workers, rules, here.body,
                 towers=workers, at_end=here.close, ownership=ownership,
             )  # fmt: skip
         else:
             calls = cluster.submit(run_body, spec, body, on=list(spec.ranks))
             cluster.active_runs.add(run_id)
             run = Run(
-                cluster, record, folder, workers, rules, calls, None,
+                cluster, record, folder, workers, rules, calls,
                 at_end=partial(_ended, cluster, run_id, delivery),
                 launcher=RunLauncher(cluster, cluster, spec, body, delivery, needs, fixed),
                 ownership=ownership,
@@ -157,6 +157,11 @@ def start_run(
                 cluster.peer(info.rank).send("run.release", {"run": run_id})
         _remove_empty(run_id)
         raise
+    return opened(run, make_view)
+
+
+def opened(run: Run, make_view: Callable[[Run], View] | None) -> Run:
+    """Return a run that is shown in a view, None for none, and knows how it is resumed."""
     run.resumed_by = resumed
     if make_view is not None:
         try:

@@ -55,7 +55,7 @@ def run(own_home: Path, body: Body) -> Run:
     folder = run_folder("interrupted")
     folder.mkdir(mode=0o700, exist_ok=True)
     tasks, record = EndedTasks([WORKER]), RunFile("interrupted", status="running")
-    return Run(tasks, record, folder, [WORKER], MembershipRules.of(Options(), 1, 0), body, None)
+    return Run(tasks, record, folder, [WORKER], MembershipRules.of(Options(), 1, 0), body)
 
 
 def asked_to_stop(run: Run) -> bool:

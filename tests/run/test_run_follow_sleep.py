@@ -74,6 +74,6 @@ def test_polls_are_rare_while_one_of_two_bodies_runs(own_home: Path, monkeypatch
     run_folder("half").mkdir(mode=0o700, exist_ok=True)
     record = RunFile("half", status="running")
     rules = MembershipRules.of(Options(), 2, 0)
-    run = Run(EndedTasks(workers), record, run_folder("half"), workers, rules, OneOfTwo(9), None)
+    run = Run(EndedTasks(workers), record, run_folder("half"), workers, rules, OneOfTwo(9))
     assert run.wait().status == "finished"
     assert sleeps[6] == follow.LONGEST_SLEEP

@@ -393,9 +393,7 @@ class NoCalls:
 def test_a_run_counts_updates_and_not_replicas(synchronous: bool, rate: int, tmp_path: Path) -> None:
     workers = [TaskInfo("worker", i, i, "", 0, "", "", 0) for i in range(2)]
     options, record = Options(synchronous=synchronous), RunFile("digits", status="running")
-    run = Run(
-        EndedTasks(workers), record, tmp_path, workers, MembershipRules.of(options, 2, 0), NoCalls(), None
-    )
+    run = Run(EndedTasks(workers), record, tmp_path, workers, MembershipRules.of(options, 2, 0), NoCalls())
     run.status = "finished"
     assert (run.steps_per_second, run.examples_per_second) == (0.0, 0.0)
     for replica in range(2):
