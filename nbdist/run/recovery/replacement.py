@@ -175,21 +175,17 @@ class WorkerRecovery:
         self.launcher, self.problem = launcher, ""
         self._cluster, self.budget = cluster, budget
         self._procedures = Procedures[Restart]()
-        self._ending = False
+        self.ending = False
+        """Whether no more bodies are started."""
 
     @property
     def under_way(self) -> bool:
         """Whether a task is being replaced, or its body has not been sent."""
         return bool(self._procedures)
 
-    @property
-    def ending(self) -> bool:
-        """Whether no more bodies are started."""
-        return self._ending
-
     def begin(self, info: TaskInfo, how: str, lost_at: float) -> bool:
         """Begin to replace a lost worker; return whether it is: not if the run ends, or with a `refusal`."""
-        if self._ending or self.refusal:
+        if self.ending or self.refusal:
             return False
         self.budget.take()
         restart = Restart(info, how, self.budget.spent, lost_at)
@@ -216,20 +212,18 @@ class WorkerRecovery:
 
     def end(self) -> None:
         """Start no more bodies: the run ends. Replacements that have begun are completed."""
-        self._ending = True
-
-    def _starts(self) -> bool:
-        return not self._ending
+        self.ending = True
 
     def poll(self) -> list[Restart]:
         """Do what can be done now, without waiting; return those that were started or have failed."""
         return [one for one in self._procedures.poll() if one.calls is not None or one.problem]
 
     def _replace(self, restart: Restart) -> Procedure[Restart]:
+        starts: Callable[[], bool] = lambda: not self.ending
         try:
-            restart.new = yield from replace_task(self._cluster, restart.old, self._starts)
-            if restart.new is not None and self.launcher is not None and self._starts():
-                restart.calls = yield from start_body(self.launcher, restart.new, self._starts)
+            restart.new = yield from replace_task(self._cluster, restart.old, starts)
+            if restart.new is not None and self.launcher is not None and starts():
+                restart.calls = yield from start_body(self.launcher, restart.new, starts)
         except NbdistError as error:
             restart.problem = str(error)
         return restart

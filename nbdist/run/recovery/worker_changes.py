@@ -125,14 +125,17 @@ class WorkerChanges:
     def restart(self, restart: Restart) -> None:
         """Expect messages and an outcome of a worker's new process, which runs the body."""
         assert restart.new is not None
-        assert restart.calls is not None
         member = self._members.worker(restart.old.rank)
-        member.renew(restart.new, State.JOINING, restart)
-        self._detector.watch(member)
-        self._followed.calls.replace(member.rank, restart.calls)
+        self._expect(member, restart.new, restart)
         self._tally.restart(self._members.number(member))
         if self._followed.decides:
             self._followed.send_to(self._members.here, "run.rejoined", rank=member.rank)
+
+    def _expect(self, member: Member, new: TaskInfo, entry: Restart | Resize) -> None:
+        assert entry.calls is not None
+        member.renew(new, State.JOINING, entry)
+        self._detector.watch(member)
+        self._followed.calls.replace(member.rank, entry.calls)
 
     def _give_up(self, member: Member, restart: Restart) -> None:
         """Continue without a lost worker that has no new process; end the run if it needs one."""
@@ -238,10 +241,7 @@ class WorkerChanges:
 
     def _start_added(self, member: Member, resize: Resize) -> None:
         """Expect messages and an outcome of an added worker, which runs the body."""
-        assert resize.calls is not None
-        member.renew(resize.new, State.JOINING, resize)
-        self._detector.watch(member)
-        self._followed.calls.replace(member.rank, resize.calls)
+        self._expect(member, resize.new, resize)
         self._followed.send_to(self._members.here, "run.rejoined", rank=member.rank)
         self._followed.events.resized(resize)
 
