@@ -60,6 +60,7 @@ PLAIN = (
     decimal.Decimal, fractions.Fraction, uuid.UUID, pathlib.PosixPath, pathlib.PurePosixPath,
 )  # fmt: skip
 """Types with values that are sent unchanged."""
+COLLECTIONS = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
 HINTS = {
     **{start: hint for one in SPECS.values() for start, hint in one.push_hints.items()},
     "generator": "make a list or an array of it",
@@ -149,7 +150,7 @@ class _Packer:
         kind = type(value)
         if kind in (str, bytes):
             return self._text(value)
-        if kind in (list, tuple, set, frozenset):
+        if kind in COLLECTIONS.values():
             self._count(len(value), path)
             if all(type(v) in PLAIN for v in value):
                 return ("plain", value)
@@ -185,7 +186,7 @@ class _Packer:
             parts = [self.node(part, path) for part in (value.func, value.args, value.keywords)]
             return ("partial", *parts)
         if kind in (staticmethod, classmethod):
-            return (kind.__name__, self.node(value.__func__, path))
+            return ("call", self.node(kind, path), [self.node(value.__func__, path)])
         if kind is types.FunctionType:
             return self._function(value, path)
         if isinstance(value, type):
@@ -324,7 +325,7 @@ class _Packer:
     def _column(self, series: Any, path: str) -> Node:
         pandas, dtype = sys.modules["pandas"], series.dtype
         if isinstance(dtype, np.dtype) and dtype.kind in "biufcmM":
-            return ("values", self._array(series.to_numpy(), path))
+            return self._array(series.to_numpy(), path)
         if isinstance(dtype, pandas.CategoricalDtype):
             codes = self._array(np.asarray(series.cat.codes), path)
             return ("categories", codes, self._index(dtype.categories, path), bool(dtype.ordered))
@@ -346,7 +347,7 @@ class _Packer:
                 kind = "str" if isinstance(dtype, pandas.StringDtype) else "object"
                 return ("texts", whole, self._array(lengths, path), self._array(missing, path), kind)
             self._count(len(series), path)
-            return ("column", [self.node(v, f"a value of {path}") for v in series])
+            return ("objects", (len(series),), [self.node(v, f"a value of {path}") for v in series])
         raise InvalidArgumentError(
             f"{path} cannot be pushed: its dtype is {dtype}; convert it, as by .to_numpy() or .astype(str)"
         )
@@ -539,23 +540,13 @@ class _Builder:
         if kind == "plain":
             value = parts[0]
             return value.copy() if isinstance(value, (list, set)) else value
+        if kind in COLLECTIONS:
+            return COLLECTIONS[kind](map(self.value, *parts))
         make: Callable[..., Any] = getattr(self, f"_{kind}")
         return make(*parts)
 
     def _all(self, nodes: list[Node]) -> Iterator[Any]:
         return map(self.value, nodes)
-
-    def _list(self, items: list[Node]) -> list[Any]:
-        return list(self._all(items))
-
-    def _tuple(self, items: list[Node]) -> tuple[Any, ...]:
-        return tuple(self._all(items))
-
-    def _set(self, items: list[Node]) -> set[Any]:
-        return set(self._all(items))
-
-    def _frozenset(self, items: list[Node]) -> frozenset[Any]:
-        return frozenset(self._all(items))
 
     def _dict(self, items: list[tuple[Node, Node]]) -> dict[Any, Any]:
         return {self.value(key): self.value(value) for key, value in items}
@@ -604,12 +595,6 @@ class _Builder:
     def _partial(self, function: Node, args: Node, named: Node) -> Any:
         return functools.partial(self.value(function), *self.value(args), **self.value(named))
 
-    def _staticmethod(self, function: Node) -> Any:
-        return staticmethod(self.value(function))
-
-    def _classmethod(self, function: Node) -> Any:
-        return classmethod(self.value(function))
-
     def _member(self, kind: Node, name: str) -> Any:
         return self.value(kind)[name]
 
@@ -649,9 +634,6 @@ class _Builder:
     def _index(self, part: Node, names: list[Node]) -> Any:
         return _import("pandas").Index(self.value(part), name=self.value(names[0]))
 
-    def _values(self, array: Node) -> Any:
-        return self.value(array)
-
     def _categories(self, codes: Node, categories: Node, ordered: bool) -> Any:
         return _import("pandas").Categorical.from_codes(self.value(codes), self.value(categories), ordered)
 
@@ -675,9 +657,6 @@ class _Builder:
         for i in np.flatnonzero(self.value(missing)).tolist():
             texts[i] = None
         return pandas.Series(texts, dtype=dtype).array
-
-    def _column(self, items: list[Node]) -> Any:
-        return self._objects((len(items),), items)
 
     # Code.
 
