@@ -37,6 +37,8 @@ class RemoteTasks:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self.signal, self.replace, self.dead = cluster.signal, cluster.replace, cluster.dead
+        self.controller_died, self.status = cluster.controller_died, cluster.status
         self._making = threading.Lock()
         self._peers: dict[int, Peer] = {}
         self._closed = False
@@ -60,26 +62,6 @@ class RemoteTasks:
                     found.close()
                 found = self._peers[rank] = Peer(info.address, self.cluster.keys, name=info.name)
             return found
-
-    def signal(self, rank: int, signum: int) -> bool:
-        """Interrupt a task."""
-        return self.cluster.signal(rank, signum)
-
-    def replace(self, tasks: list[TaskInfo]) -> RunReplacement:
-        """Begin to replace tasks that did not stop."""
-        return self.cluster.replace(tasks)
-
-    def dead(self) -> list[TaskInfo]:
-        """Return the tasks that have ended."""
-        return self.cluster.dead()
-
-    def controller_died(self) -> str | None:
-        """Return how the controller ended, if it has."""
-        return self.cluster.controller_died()
-
-    def status(self) -> list[dict[str, Any]]:
-        """Return a row per task, with how it ended."""
-        return self.cluster.status()
 
     def close(self) -> None:
         """Close the connections once their last messages are sent."""

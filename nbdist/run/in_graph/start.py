@@ -27,7 +27,6 @@ from nbdist.metrics.event_file import events_folder
 from nbdist.metrics.log import Batch
 from nbdist.run.in_graph.thread import BodyThread, Gate, printing_here
 from nbdist.run.in_graph.towers import Towers
-from nbdist.run.protocols import RunReplacement
 from nbdist.run.task.agent import Agent
 from nbdist.run.task.body import RunSpec, check_fetched, make_context, perform, trained_model, under_way
 from nbdist.run.task.reporting import ActiveRun, Output
@@ -236,6 +235,7 @@ class WithClient:
 
     def __init__(self, cluster: Cluster, client: ClientTask, interrupt: Callable[[], bool]) -> None:
         self._cluster, self._client, self._interrupt = cluster, client, interrupt
+        self.replace, self.controller_died = cluster.replace, cluster.controller_died
         self._connections = threading.local()
         self._peers: weakref.WeakSet[Peer] = weakref.WeakSet()
         self._closed = False
@@ -263,17 +263,9 @@ class WithClient:
         """Interrupt a task; the client's body by an exception, for the process is the notebook's."""
         return self._interrupt() if rank == self._client.rank else self._cluster.signal(rank, signum)
 
-    def replace(self, tasks: list[TaskInfo]) -> RunReplacement:
-        """Begin to replace tasks of the cluster."""
-        return self._cluster.replace(tasks)
-
     def dead(self) -> list[TaskInfo]:
         """Return the tasks that have ended."""
         return self._others(self._cluster.dead())
-
-    def controller_died(self) -> str | None:
-        """Return how the controller ended, if it has."""
-        return self._cluster.controller_died()
 
     def status(self) -> list[dict[str, Any]]:
         """Return a row per task of the cluster, with how it ended."""
