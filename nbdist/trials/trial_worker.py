@@ -129,7 +129,7 @@ class TrialServer:
                 self._begun.pop(oldest, None)
 
         def frame() -> Frame:
-            self.agent.unsubscribe(run)
+            self.agent.subscribers.take(run)
             return Frame("trial.result", meta)
 
         self._send_to_driver(frame)
@@ -160,7 +160,7 @@ class TrialServer:
             self._driver, self._received_at = sender, time.monotonic()
             self._registered = sweep, token
         if present is not None:
-            self.agent.subscribe(run_name(sweep, present.number, present.attempt), sender)
+            self.agent.subscribers.add(run_name(sweep, present.number, present.attempt), sender)
         sender.push(self._status(sweep, held))
 
     def _push_reports(self, sweep: str, trial: Mapping[str, Any] | None, sender: Caller) -> None:
@@ -190,7 +190,7 @@ class TrialServer:
                 run = run_name(sweep, trial.number, trial.attempt)
                 self._present, begun[trial.number] = trial, trial.attempt
                 self.agent.control(run)  # a word may come before the body
-                self.agent.subscribe(run, sender)
+                self.agent.subscribers.add(run, sender)
                 self._line.put(trial)
             mine = mine and trial == self._present
         if again:  # the log has lost that it was begun; an attempt of no ranks is one that cannot be made

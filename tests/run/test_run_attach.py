@@ -44,7 +44,7 @@ class Gate(nb.train.Callback):
     def on_epoch_end(self, epoch, logs):
         if epoch == 1 and {deaf}:
             from nbdist.run.task.agent import agent
-            agent()._subscribers.clear()
+            agent().subscribers._of.clear()
             print("while not reading")
         if epoch == 3:
             while not os.path.exists({gate!r}):

@@ -285,7 +285,7 @@ def test_a_dropped_subscriber_can_resubscribe(agent: Agent, client: Peer, folder
     one = live(agent, folder)
     client.call("run.subscribe", {"run": RUN})
     ask_again()
-    agent._subscribers.clear()
+    agent.subscribers._of.clear()
     client.call("run.hello")  # what was pushed before has arrived with its answer
     while client.receive(0) is not None:
         pass
@@ -295,7 +295,7 @@ def test_a_dropped_subscriber_can_resubscribe(agent: Agent, client: Peer, folder
     frame = client.receive(10)
     assert frame is not None
     assert (frame.kind, text_of(frame)) == ("run.backfill", "while unsubscribed\n")
-    agent._subscribers.clear()
+    agent.subscribers._of.clear()
     finish(agent, one)
     ask_again()
     while frame.kind == "run.progress" or not frame.meta["ended"]:

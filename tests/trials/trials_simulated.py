@@ -109,7 +109,7 @@ class Engine:
                 hold=lambda holder: setattr(self, "holder", holder),
                 let_go=lambda holder: setattr(self, "holder", None),
                 claim=lambda run: "" if self.holder in (None, run) else self.holder,
-                subscribe=ignore, unsubscribe=ignore, control=ignore,
+                subscribers=SimpleNamespace(add=ignore, take=ignore), control=ignore,
             ),
         )  # fmt: skip
 

@@ -108,7 +108,8 @@ class Agent:
         self.body: tuple[RunSpec, str | Callable[..., Any]] | None = None
         """What runs on this task, while it does."""
         self._control = ("", Control())
-        self._subscribers = Subscribers()
+        self.subscribers = Subscribers()
+        """The connections that receive the messages of runs here."""
         self._step_log: tuple[str, StepLog] | None = None
         self._received = Receiver(self.prefix)
         self.cached_outcome = CachedOutcome(task.rank, task.server.after)
@@ -160,7 +161,7 @@ class Agent:
         """
         live.stop_gpu_sampler()
         with self._sending:
-            subscribers, frames = self._subscribers.take(live.run), list[Frame]()
+            subscribers, frames = self.subscribers.take(live.run), list[Frame]()
             try:
                 frames.extend(live.messages(self.task.rank, ended=True))  # those before one that fails, too
                 if live.small and [(live.run, one) for one in subscribers] == [self._caller]:
@@ -224,14 +225,6 @@ class Agent:
         reserved = self._reserved  # once: the body and the Server's thread may end it
         return reserved is not None and reserved[0] == run
 
-    def subscribe(self, run: str, sender: Caller) -> None:
-        """Send the messages of a run here to a connection. On the Server's thread."""
-        self._subscribers.add(run, sender)
-
-    def unsubscribe(self, run: str) -> None:
-        """Drop all subscribers of a run. On the Server's thread."""
-        self._subscribers.take(run)
-
     def drop_groups(self, run: str) -> None:
         """Drop what lets the ranks of a run find each other. On the Server's thread."""
         self.groups.drop_run(run)
@@ -263,7 +256,7 @@ class Agent:
                 self._send_in(next(self._intervals))
                 live.reported = True
                 for frame in live.messages(self.task.rank, ended=False):
-                    self._subscribers.push(live.run, frame)
+                    self.subscribers.push(live.run, frame)
 
     def _send_last(self) -> None:
         """Send the last messages of runs that have ended. On the Server's thread."""
@@ -291,7 +284,7 @@ class Agent:
             self._fixed = (run, str(frame.meta["fixed"]))
         self.control(run)
         if frame.meta.get("subscribe"):  # in this call: a short body would end before another message
-            self._subscribers.add(run, sender)
+            self.subscribers.add(run, sender)
             self._caller = run, sender
         if (name := frame.meta.get("framework")) is None:
             return Frame("run.reserved")
@@ -335,7 +328,7 @@ class Agent:
             return None
         if last is not None:
             return last
-        self._subscribers.add(run, sender)
+        self.subscribers.add(run, sender)
         if live is not None and live.run == run:
             return live.backfill(self.task.rank, ended=False)
         return Frame("run.backfill", {"state": "waiting" if self._is_here(run) else "unknown"})
@@ -343,8 +336,8 @@ class Agent:
     def _resubscribe(self, run: str, sender: Caller, backfill: Frame | None) -> None:
         """Push a backfill to a subscriber that was dropped, and the messages that follow it."""
         live = self._active
-        if backfill is None and not self._subscribers.has(run, sender):
-            self._subscribers.add(run, sender)
+        if backfill is None and not self.subscribers.has(run, sender):
+            self.subscribers.add(run, sender)
             if live is not None and live.run == run:
                 backfill = live.backfill(self.task.rank, ended=False)
         if backfill is not None:
@@ -459,7 +452,7 @@ class Agent:
         run = frame.meta["run"]
         if self._active is None and self._is_reserved(run):
             self._reserved = None
-            self._subscribers.take(run)
+            self.subscribers.take(run)
         self.parameters.drop_run(run)
         self.data.drop_run(run)
         self.drop_groups(run)
@@ -532,10 +525,6 @@ class Subscribers:
     def take(self, run: str) -> list[Caller]:
         """Remove all subscribers of a run, and return them."""
         return self._of.pop(run, [])
-
-    def clear(self) -> None:
-        """Remove all subscribers."""
-        self._of.clear()
 
 
 @dataclass
