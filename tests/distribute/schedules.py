@@ -22,7 +22,6 @@ from nbdist.runtime.ps.client import Link, StepStopped
 from nbdist.runtime.ps.mailbox import COUNTERS, SLOTS
 from nbdist.runtime.ps.shard import ParameterShard
 from nbdist.runtime.ps.sync import STOPPED, Answer, Rules
-from nbdist.wire.rpc.client import Peer
 
 Array = np.ndarray[Any, Any]
 LAYOUT = Layout.of([("v", (1,), "<f8")])
@@ -154,7 +153,8 @@ class FakeLink(Link):
     kind = "drawn"
 
     def __init__(self, worker: Worker, server: Server) -> None:
-        super().__init__(LAYOUT, lambda: None)
+        no_sockets: Any = None
+        super().__init__(LAYOUT, lambda: None, no_sockets, {})
         self.worker, self.server = worker, server
         self.slots = [LAYOUT.buffer() for _ in range(SLOTS)]
         self.coming: deque[Any] = deque()
@@ -188,10 +188,6 @@ class FakeLink(Link):
 
     def close(self) -> None:
         """Free nothing."""
-
-    @property
-    def _peer_of_shard(self) -> tuple[Peer, str, int]:
-        raise NotImplementedError
 
     def announce_done(self) -> None:
         self.worker.pause()

@@ -19,7 +19,6 @@ from nbdist.distribute.simulation.servers import Machines, Serving
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.client import Link, StepStopped
 from nbdist.runtime.ps.sync import COUNTED, Answer, Rules
-from nbdist.wire.rpc.client import Peer
 
 PATIENCE_SECONDS = 60.0  # of real time
 NOTHING = Layout.of(())
@@ -129,7 +128,8 @@ class VirtualLink(Link):
     kind = "simulated"
 
     def __init__(self, actor: Actor, server: int) -> None:
-        super().__init__(NOTHING, lambda: None)
+        no_sockets: Any = None
+        super().__init__(NOTHING, lambda: None, no_sockets, {})
         self.begun = self._listens = False
         self._actor, self._server = actor, server
 
@@ -194,7 +194,3 @@ class VirtualLink(Link):
 
     def close(self) -> None:
         """Free nothing."""
-
-    @property
-    def _peer_of_shard(self) -> tuple[Peer, str, int]:
-        raise AssertionError("no sockets here")

@@ -15,7 +15,6 @@ from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.client import Link, StepStopped
 from nbdist.runtime.ps.mailbox import SLOTS
 from nbdist.runtime.ps.sync import APPLIED, DROPPED, KEPT, STEPPED, STOPPED, TAKEN, Rules
-from nbdist.wire.rpc.client import Peer
 
 Array = np.ndarray[Any, Any]
 LAYOUT = Layout.of([("v", (1,), "<f4")])
@@ -31,7 +30,8 @@ class Written(Link):
     kind = "written"
 
     def __init__(self, answers: Sequence[tuple[int, int]]) -> None:
-        super().__init__(LAYOUT, lambda: None)
+        no_sockets: Any = None
+        super().__init__(LAYOUT, lambda: None, no_sockets, {})
         self.answers = deque(answers)
         self.pushed: list[int] = []
         self.updates = 0
@@ -64,10 +64,6 @@ class Written(Link):
 
     def close(self) -> None:
         """Free nothing."""
-
-    @property
-    def _peer_of_shard(self) -> tuple[Peer, str, int]:
-        raise NotImplementedError
 
 
 class Dead(Written):

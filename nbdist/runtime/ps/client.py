@@ -67,8 +67,10 @@ class TrainingOver(Exception):
 class Link(ABC):
     """One replica, one shard."""
 
-    def __init__(self, layout: Layout, check: Callable[[], None]) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, check: Callable[[], None], peer: Peer, sender: dict[str, Any]) -> None:
+        self.layout, self._peer = layout, peer
+        self._sender = sender
+        """What every message has: shard, replica and incarnation."""
         self.parameters = layout.buffer()
         """The replica's own copy of the shard, in bytes laid out as the shard is."""
         self.version = 0
@@ -132,19 +134,14 @@ class Link(ABC):
     def _newest(self) -> int:
         """Return the newest version of the shard that is known here, without asking."""
 
-    @abstractmethod
     def close(self) -> None:
         """Close sockets and shared files; safe in any state."""
-
-    @property
-    @abstractmethod
-    def _peer_of_shard(self) -> tuple[Peer, dict[str, Any]]:
-        """The connection, and what every message has: shard, replica and incarnation."""
+        self._peer.close()
 
     @property
     def address(self) -> str:
         """The address of the server's process."""
-        return self._peer_of_shard[0].address
+        return self._peer.address
 
     def offer(self, replica: int, done: bool, version: int | None = None) -> Offer:
         """Return what this replica knows of the shard, after its server died.
@@ -176,7 +173,7 @@ class Link(ABC):
 
     def look(self) -> None:
         """Raise UnavailableError if the server's process has ended; never waits for it."""
-        self._peer_of_shard[0].check()
+        self._peer.check()
 
     @property
     def is_from_standby(self) -> bool:
@@ -271,10 +268,7 @@ class Link(ABC):
     def fetch_tables(self) -> None:
         """Pull the complete tables."""
         for number, table in enumerate(self.tables):
-            for first, stop in chunks(table.shape, table.itemsize):
-                meta = {"table": number, "first": first, "stop": stop}
-                table[first:stop] = self._call("ps.table", meta).arrays[0]
-                self._check()
+            self._read_table(number, table)
 
     def fetch_state(self, names: Sequence[str]) -> ShardState:
         """Request the parameters and the optimizer's slots of these names, and return the slots.
@@ -292,17 +286,19 @@ class Link(ABC):
                 steps = [int(count) for count in reply.meta["steps"]]
             slots |= {name: np.array(buffer) for name, buffer in zip(group, reply.arrays[1:], strict=True)}
         self.fetch_tables()
-        tables = [{name: self._table_part(i, name) for name in names} for i in range(len(self.tables))]
+        tables = [
+            {name: self._read_table(number, np.empty_like(table), name) for name in names}
+            for number, table in enumerate(self.tables)
+        ]
         return ShardState(self.global_step, slots, tuple(tables), tuple(steps))
 
-    def _table_part(self, number: int, slot: str) -> Array:
-        """Return an optimizer's slot of a table, part by part."""
-        found = np.empty_like(self.tables[number])
-        for first, stop in chunks(found.shape, found.itemsize):
+    def _read_table(self, number: int, into: Array, slot: str = "") -> Array:
+        """Return a table, or an optimizer's slot of it, which is read part by part."""
+        for first, stop in chunks(into.shape, into.itemsize):
             meta = {"table": number, "first": first, "stop": stop, "slot": slot}
-            found[first:stop] = self._call("ps.table", meta).arrays[0]
+            into[first:stop] = self._call("ps.table", meta).arrays[0]
             self._check()
-        return found
+        return into
 
     def set_rate(self, rate: float) -> None:
         """Have the shard learn at another rate from its next update on; returns when it does."""
@@ -357,8 +353,7 @@ class Link(ABC):
         """
         if not self._said_farewell or (stops and not self._said_stop):
             self._said_farewell, self._said_stop = True, stops
-            peer, sender = self._peer_of_shard
-            peer.send("ps.leave", {**sender, "stops": stops})
+            self._peer.send("ps.leave", {**self._sender, "stops": stops})
 
     def leave(self) -> dict[str, Any]:
         """Announce that this replica is done, and wait until all are; then the parameters here are final.
@@ -378,9 +373,8 @@ class Link(ABC):
                 self.fetch_tables()
                 counts = dict(frame.meta)
                 if counts.pop("waits"):
-                    peer, sender = self._peer_of_shard
                     with suppress(UnavailableError):  # the server notices that the connection is closed
-                        peer.call("ps.done", sender)
+                        self._peer.call("ps.done", self._sender)
                 self.global_step = counts["global_step"]
                 return counts
             else:
@@ -388,13 +382,11 @@ class Link(ABC):
 
     def _call(self, kind: str, meta: Mapping[str, Any], arrays: Sequence[Array] = ()) -> Frame:
         """Call the server about this replica's shard; return its reply."""
-        peer, sender = self._peer_of_shard
-        return peer.call(kind, {**sender, **meta}, arrays)
+        return self._peer.call(kind, {**self._sender, **meta}, arrays)
 
     def _next_message(self) -> Frame | None:
         """Return the server's next message; None if there is none for a moment."""
-        peer, _ = self._peer_of_shard
-        return peer.receive(LOOK_SECONDS)
+        return self._peer.receive(LOOK_SECONDS)
 
     def _handle(self, frame: Frame) -> None:
         """Handle the server's messages beside its answers to gradients; raise the error that it sends."""
@@ -409,8 +401,7 @@ class Link(ABC):
 
     def _note(self, what: int, slot: int, staleness: int) -> None:
         if what == REFUSED:
-            peer, sender = self._peer_of_shard
-            raise refused(sender["replica"], peer.name)
+            raise refused(self._sender["replica"], self._peer.name)
         if what == COUNTED:
             self._counts -= 1
         elif what == TAKEN:
@@ -446,17 +437,16 @@ class SharedLink(Link):
         layout: Layout,
         check: Callable[[], None],
         *,
-        control: Peer,
+        peer: Peer,
         sender: dict[str, Any],
         opened: dict[str, Any],
         bell: Doorbell,
         rules: Rules,
     ) -> None:
-        super().__init__(layout, check)
+        super().__init__(layout, check, peer, sender)
         self._mailbox = Mailbox(Segment.open(opened["segment"]), layout, rules.first)
         self._locking = rules.locking
         self._ringer, self._bell = Ringer(opened["bell"]), bell
-        self._control, self._sender = control, sender
         self._replica: int = sender["replica"]
         replica = opened["number"], self._replica, sender["incarnation"]
         self._push_rings = [RING.pack(*replica, slot) for slot in range(SLOTS)]
@@ -514,7 +504,7 @@ class SharedLink(Link):
             self._ringer.ring(message)
         except UnavailableError:
             raise UnavailableError(
-                f"{self._control.name} at {self._control.address} takes no more gradients: its process is "
+                f"{self._peer.name} at {self._peer.address} takes no more gradients: its process is "
                 "dead or frozen"
             ) from None
 
@@ -524,7 +514,7 @@ class SharedLink(Link):
         if not message or now - self._looked > LOOK_SECONDS:
             self._looked = now
             self._check()
-            while (frame := self._control.receive(0)) is not None:  # raises if the server has ended
+            while (frame := self._peer.receive(0)) is not None:  # raises if the server has ended
                 self._handle(frame)
         for what, slot in ANSWER.iter_unpack(message):
             self._note(what, slot, int(self._headers[slot][1]))
@@ -532,15 +522,11 @@ class SharedLink(Link):
     def _newest(self) -> int:
         return int(self._mailbox.counters[VERSION])
 
-    @property
-    def _peer_of_shard(self) -> tuple[Peer, dict[str, Any]]:
-        return self._control, self._sender
-
     def close(self) -> None:
         """Close the shared files and the connection."""
         self._ringer.close()
         self._bell.close()
-        self._control.close()
+        super().close()
 
 
 @dataclass(frozen=True)
@@ -567,8 +553,8 @@ class SocketLink(Link):
         connect: Callable[[], Peer],
         tables: Sequence[Array] = (),
     ) -> None:
-        super().__init__(layout, check)
-        self._peer, self._sender, self._connect = peer, sender, connect
+        super().__init__(layout, check, peer, sender)
+        self._connect = connect
         self._numbers = itertools.count(1)
         self._sent: dict[int, SentGradient] = {}  # by slot
         self._reconnects = 0  # since the last answer to a gradient
@@ -712,14 +698,6 @@ class SocketLink(Link):
     def _newest(self) -> int:
         return max(self._seen, self.version)
 
-    @property
-    def _peer_of_shard(self) -> tuple[Peer, dict[str, Any]]:
-        return self._peer, self._sender
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._peer.close()
-
 
 def is_reachable(address: str) -> bool:
     """Return whether a connection to an address can be made; False if its process has ended."""
@@ -845,7 +823,7 @@ def _opened_link(
     if bell is not None and opened["segment"]:
         try:
             link = SharedLink(
-                request.layout, check, control=peer, sender=sender, opened=opened, bell=bell,
+                request.layout, check, peer=peer, sender=sender, opened=opened, bell=bell,
                 rules=request.rules,
             )  # fmt: skip
             return _introduced(link, opened, request)
