@@ -82,7 +82,7 @@ def test_however_many_updates_there_are_no_read_sees_half_of_one(mailbox: Mailbo
 
     def update() -> None:
         for _ in range(400):
-            one.offer(0, 0, gradient, one.version)
+            one.offer(0, 0, gradient, one.updates)
 
     writer = threading.Thread(target=update)
     writer.start()

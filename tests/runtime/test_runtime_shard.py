@@ -59,7 +59,7 @@ def test_a_gradient_is_applied_on_arrival_and_its_staleness_reported() -> None:
     assert one.offer(0, 1, gradient(one, 0), version=3) == Offered("applied", [Answer(0, 1, 0)])
     assert value(one) == -7
     assert one.counters[:2].tolist() == [4, 4]
-    assert one.version == one.updates == 4
+    assert one.updates == 4
 
 
 @pytest.mark.parametrize("rules", [{}, {"synchronous": True, "aggregate": 2}, {"staleness": 1}])
@@ -78,8 +78,8 @@ def test_a_gradient_of_a_former_process_counts_once_or_not_at_all(rules: dict[st
         else:
             one.join(0)  # withdraws a gradient that waits for its step
             assert one.accumulator.count == 0
-        one.offer(0, 0, gradient(one, 1), one.version)
-        one.offer(1, 0, gradient(one, 1), one.version)
+        one.offer(0, 0, gradient(one, 1), one.updates)
+        one.offer(1, 0, gradient(one, 1), one.updates)
         assert one.statistics.made[:2] == [1 + (not before and not rules.get("synchronous")), 1]
 
 
@@ -173,7 +173,7 @@ def test_threads_lose_no_update_and_no_count() -> None:
 
     def work(replica: int) -> None:
         for _ in range(each):
-            _, (answer,) = one.offer(replica, 0, gradient(one, 1), one.version)
+            _, (answer,) = one.offer(replica, 0, gradient(one, 1), one.updates)
             assert answer.staleness >= 0
 
     threads = [threading.Thread(target=work, args=(replica,)) for replica in range(4)]

@@ -164,7 +164,7 @@ def test_a_standby_and_what_is_restored_from_it_are_equal_to_the_bit(
             view[...] = random.normal(size=view.shape)
         values = random.normal(size=(3, 2)).astype(np.float32) if tables else None
         rows = [] if values is None else [RowGradient(random.integers(0, 4, 3), values)]
-        alone.offer(0, 0, [*LAYOUT.flats(buffer), *rows], alone.version)
+        alone.offer(0, 0, [*LAYOUT.flats(buffer), *rows], alone.updates)
         if seed % 7 == 3:
             alone.set_rate(1.0 / (seed + 2))
     for one, other in zip(alone.buffers(), found.shard.buffers(), strict=True):

@@ -300,7 +300,7 @@ class HostedShard:
         reply |= {"incarnation": one.incarnation, "counted": self.shard.counted[replica]}
         reply["place"] = self.shard.place_of(replica)
         reply["made"] = self.shard.statistics.made[replica] if one.is_spare else reply["place"]
-        reply["version"] = self.shard.version
+        reply["version"] = self.shard.updates
         reply["generation"], reply["base"], reply["began"] = self.lineage
         reply |= {"serial": self.shard.serials[replica], "restored": self.restored}
         if self.mailbox is not None and meta["bell"]:
@@ -344,7 +344,7 @@ class HostedShard:
             self.ring(replica, what, token)
         elif self.shard is not None:
             gradient = self.replicas[replica].recent.get(token)
-            meta = {"what": what, "token": token, "staleness": staleness, "version": self.shard.version}
+            meta = {"what": what, "token": token, "staleness": staleness, "version": self.shard.updates}
             if gradient is not None:
                 meta["number"] = gradient.number
                 gradient.answers.append(meta)
@@ -367,7 +367,7 @@ class HostedShard:
         one = self.replicas[replica]
         one.sender, one.gone_since = sender, None  # before the answers are read: later ones are sent to it
         answers = [meta for gradient in list(one.recent.values()) for meta in gradient.answers]
-        version = 0 if self.shard is None else self.shard.version
+        version = 0 if self.shard is None else self.shard.updates
         known = {"received": one.received, "answers": answers, "version": version}
         return known | {"frozen": self.frozen}
 

@@ -64,7 +64,7 @@ class HeldAnswers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._holding, self._acknowledged = True, -1
+        self._holding, self.acknowledged = True, -1
         self._waiting: deque[tuple[int, Callable[[], object]]] = deque()
         self.progressed = time.monotonic()
         """When an answer left last, or the first of those that wait now began to."""
@@ -72,7 +72,7 @@ class HeldAnswers:
     def hold(self, number: int, answer: Callable[[], object]) -> None:
         """Give an answer when update ``number`` is acknowledged, at once if it is already."""
         with self._lock:
-            if self._holding and (number > self._acknowledged or self._waiting):
+            if self._holding and (number > self.acknowledged or self._waiting):
                 if not self._waiting:
                     self.progressed = time.monotonic()
                 self._waiting.append((number, answer))
@@ -82,15 +82,15 @@ class HeldAnswers:
     def begin(self, number: int) -> None:
         """Hold answers from update ``number`` on."""
         with self._lock:
-            self._holding, self._acknowledged = True, number - 1
+            self._holding, self.acknowledged = True, number - 1
 
     def acknowledge(self, number: int) -> None:
         """Give the answers to all updates up to ``number``."""
         with self._lock:
-            self._acknowledged = max(self._acknowledged, number)
+            self.acknowledged = max(self.acknowledged, number)
             self.progressed = time.monotonic()
             ready = []
-            while self._waiting and self._waiting[0][0] <= self._acknowledged:
+            while self._waiting and self._waiting[0][0] <= self.acknowledged:
                 ready.append(self._waiting.popleft()[1])
         for answer in ready:
             answer()
@@ -103,11 +103,6 @@ class HeldAnswers:
             self._waiting.clear()
         for answer in ready:
             answer()
-
-    @property
-    def acknowledged(self) -> int:
-        """The last update that the standby is known to have."""
-        return self._acknowledged
 
     def stalled(self, seconds: float) -> bool:
         """Whether answers have waited so long without one that left."""

@@ -388,7 +388,7 @@ class ParameterService:
         with shard.lock:
             counts = zip(shard.statistics.made, shard.statistics.dropped, strict=True)
             meta = {
-                "version": shard.version,
+                "version": shard.updates,
                 "global_step": int(shard.counters[GLOBAL_STEP]),
                 "steps": [made + dropped for made, dropped in counts],
             }
@@ -462,7 +462,7 @@ class ParameterService:
         hosted, shard = self._find(frame)
         begun = clock()
         with shard.lock:
-            meta = {"version": shard.version, "global_step": int(shard.counters[GLOBAL_STEP])}
+            meta = {"version": shard.updates, "global_step": int(shard.counters[GLOBAL_STEP])}
             copy = shard.memory.copy()
             rows = [row_of(table, ids) for table, ids in zip(shard.tables.arrays, frame.arrays)]
         hosted.log.parameters("socket", int(frame.meta["replica"]), begun, clock())

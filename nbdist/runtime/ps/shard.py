@@ -81,11 +81,6 @@ class ParameterShard:
         self.lock = threading.Lock()
         self._collected: dict[int, int] = {}  # the serial of each replica's last gradient of this step
 
-    @property
-    def version(self) -> int:
-        """How many updates this shard has had."""
-        return self.updates
-
     def offer(
         self,
         replica: int,
