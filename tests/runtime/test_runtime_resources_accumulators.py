@@ -46,7 +46,12 @@ def test_a_closed_one_gives_nothing_and_one_that_begins_again_has_forgotten_all(
     with pytest.raises(OutOfRangeError, match="has ended"):
         collected.take(1)
     collected.begin(7)
-    assert (collected.step, collected.count, collected.dropped, collected.bytes) == (7, 0, 0, 0)
+    assert (collected.rule.step, collected.rule.count, collected.rule.dropped, collected.bytes) == (
+        7,
+        0,
+        0,
+        0,
+    )
     assert not collected.offer(A, [np.array(1.0)], 6)
     assert collected.offer(A, [np.array(5.0)], 7)
     assert collected.take(1) == [5]
@@ -227,7 +232,7 @@ def test_rows_of_a_replaced_process_are_withdrawn() -> None:
     collected.offer(A, rows([[1]], [0]), 0, Giver(Client(A, 1), "c"))
     collected.offer(B, rows([[2], [2]], [0, 1]), 0, old)
     collected.withdraw(new)
-    assert (collected.count, collected.bytes) == (1, 16)
+    assert (collected.rule.count, collected.bytes) == (1, 16)
     collected.offer(B, rows([[4]], [0]), 0, new)
     values, at = collected.take(2) or []
     assert (values.tolist(), at.tolist()) == ([[2.5]], [0])

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -281,9 +281,7 @@ class VariableFiles:
                 place = part.place
                 container = self._container(place, request.prefix)
                 cell = self._store.cell(container, place.name, place.spec, place.device)
-                with ExitStack() as held:
-                    if cell.lock is not None:
-                        held.enter_context(cell.lock)
+                with cell.lock or nullcontext():
                     cell.ready = False
                     cell.write(partial(self._fill, readers, part))
                     cell.ready = True
@@ -317,9 +315,7 @@ class VariableFiles:
 
 
 def _copied(cell: Cell) -> Array:
-    with ExitStack() as held:
-        if cell.lock is not None:
-            held.enter_context(cell.lock)
+    with cell.lock or nullcontext():
         host = to_host(cell.array)
         return host.copy() if host is cell.array else host
 

@@ -72,7 +72,8 @@ class ClusterEngine:
         self._timeout, self._report, self._transport = timeout, report, transport
         self._patience = patience
         self._session = secrets.token_hex(6)
-        self._isolate = f"isolated-{self._session}/" if isolate else ""
+        self.container_prefix = f"isolated-{self._session}/" if isolate else ""
+        """What the names of an isolated session's containers begin with; empty for a shared one."""
         self._lock = threading.Lock()
         self._peers: dict[str, Peer] = {}
         self._given_up: list[str] = []
@@ -99,7 +100,7 @@ class ClusterEngine:
     @property
     def isolated(self) -> bool:
         """Whether the variables are this session's own."""
-        return bool(self._isolate)
+        return bool(self.container_prefix)
 
     @property
     def devices(self) -> list[str]:
@@ -139,7 +140,9 @@ class ClusterEngine:
             executor = Executor(
                 config, self._store, self._sources, self._first["resets"], self._patience, self._client
             )
-            return StepDispatcher(executor, Containers(self.own.job, self._isolate), self.default, self)
+            return StepDispatcher(
+                executor, Containers(self.own.job, self.container_prefix), self.default, self
+            )
         return StepDispatcher(Executor(config, self._store, self._sources), Containers("client"), None, self)
 
     def reset(self, containers: Sequence[str]) -> None:
@@ -161,8 +164,8 @@ class ClusterEngine:
                 peer.close()
         if self._sources is not None:
             self._sources.close()
-        if self._isolate and self.own is not None:
-            self.own.store.drop_all(self._isolate)
+        if self.container_prefix and self.own is not None:
+            self.own.store.drop_all(self.container_prefix)
 
     def open_executor(self, device: str, client: Address, dispatcher: str) -> tuple[Address, str]:
         """Open an executor for a dispatcher's device; return its address and its name for errors."""
@@ -175,7 +178,7 @@ class ClusterEngine:
             dispatcher,
             device,
             self._session,
-            self._isolate,
+            self.container_prefix,
             self._transport,
             described["incarnation"],
             described["resets"],
@@ -207,11 +210,6 @@ class ClusterEngine:
                 return peer.call(kind, meta, timeout=REQUEST_SECONDS).meta
 
         return PendingRequest(work)
-
-    @property
-    def container_prefix(self) -> str:
-        """What the names of an isolated session's containers begin with; empty for a shared one."""
-        return self._isolate
 
     def check(self, device: str) -> None:
         """Raise UnavailableError if the connection to a device's task has broken."""

@@ -161,14 +161,14 @@ class _OnGradients:
         return found
 
     def count(self) -> Array:
-        return np.array(self.shared.look(lambda collected: collected.count), np.int64)
+        return np.array(self.shared.look(lambda collected: collected.rule.count), np.int64)
 
     def dropped(self) -> Array:
-        return np.array(self.shared.look(lambda collected: collected.dropped), np.int64)
+        return np.array(self.shared.look(lambda collected: collected.rule.dropped), np.int64)
 
     def set_step(self, step: Array) -> None:
         with self.shared.changing() as collected:
-            collected.step = int(step)
+            collected.rule.step = int(step)
 
     def begin(self, step: Array) -> None:
         with self.shared.changing() as collected:
@@ -303,7 +303,7 @@ class GradientAccumulator:
     True
     >>> collected.offer("/job:worker/task:1", [np.array(20.0)], 0)
     True
-    >>> collected.take(1), collected.take(1), collected.step
+    >>> collected.take(1), collected.take(1), collected.rule.step
     ([array(15.)], None, 1)
     """
 
@@ -312,40 +312,22 @@ class GradientAccumulator:
         self.closed = False
         self.local_steps: dict[str, int] = {}
         """By replica, the local step of its last gradient."""
-        self._rule = Accumulator()
+        self.rule = Accumulator()
+        """What is collected, and for which step."""
         self._numbers: dict[tuple[str, Giver], int] = {}
         self._sizes: Counter[int] = Counter()
-
-    @property
-    def step(self) -> int:
-        """Gradients of earlier steps are dropped."""
-        return self._rule.step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self._rule.step = step
 
     @property
     def bytes(self) -> int:
         """The memory of the collected gradients."""
         return self._sizes.total()
 
-    @property
-    def count(self) -> int:
-        """How many gradients are collected."""
-        return self._rule.count
-
-    @property
-    def dropped(self) -> int:
-        """How many gradients came too late, or were withdrawn."""
-        return self._rule.dropped
-
     def offer(self, replica: str, gradient: list[Array], local_step: int, giver: Giver = UNKNOWN) -> bool:
         """Keep a gradient, unless it is too old; its arrays are written over."""
         self.local_steps[replica] = local_step
         number = self._numbers.setdefault((replica, giver), len(self._numbers))
         order = (int.from_bytes(replica.encode()) << NUMBER_BITS) + number  # it sorts as the names do
-        accepted = self._rule.offer(order, [*gradient], local_step)
+        accepted = self.rule.offer(order, [*gradient], local_step)
         if accepted:
             self._sizes[order] += sum(array.nbytes for array in gradient)
         return accepted
@@ -354,23 +336,23 @@ class GradientAccumulator:
         """Drop what is collected from a giver that begins anew, and from those that it replaces.
 
         >>> collected, one = GradientAccumulator((), mean=True), Giver(Client("/job:worker/task:1", 7), "a")
-        >>> collected.offer("/job:worker/task:1", [np.array(1.0)], 0, one), collected.count
+        >>> collected.offer("/job:worker/task:1", [np.array(1.0)], 0, one), collected.rule.count
         (True, 1)
         >>> collected.withdraw(Giver(Client("/job:worker/task:1", 8), "b"))
-        >>> collected.count
+        >>> collected.rule.count
         0
         """
         for (replica, other), number in self._numbers.items():
             if giver.replaces(other):
                 order = (int.from_bytes(replica.encode()) << NUMBER_BITS) + number
-                self._rule.withdraw(order)
+                self.rule.withdraw(order)
                 del self._sizes[order]
 
     def take(self, needed: int) -> list[Array] | None:
         """Return the mean or sum of all gradients, or None if fewer than ``needed`` are there."""
         if self.closed:
             raise OutOfRangeError("the accumulator was closed: the training that it belongs to has ended")
-        if self.count < max(needed, 1):
+        if self.rule.count < max(needed, 1):
             return None if needed > 0 else self.total(needed)
         self._sizes.clear()
         self._numbers.clear()
@@ -378,21 +360,21 @@ class GradientAccumulator:
 
     def total(self, needed: int) -> list[Array]:
         """Return what is collected as one gradient; it is not there any more."""
-        return [part for part in self._rule.take(needed, mean=self.mean) if not isinstance(part, RowGradient)]
+        return [part for part in self.rule.take(needed, mean=self.mean) if not isinstance(part, RowGradient)]
 
     def begin(self, step: int) -> None:
         """Drop all gradients and counts, and wait for gradients of a step."""
-        self._rule, self.closed = Accumulator(), False
+        self.rule, self.closed = Accumulator(), False
         for known in (self._sizes, self._numbers, self.local_steps):
             known.clear()
-        self.step = step
+        self.rule.step = step
 
     def missing(self, needed: int) -> str:
         """Return a text with the replicas whose gradients are present or missing."""
-        there = [name for name, step in self.local_steps.items() if step >= self.step]
-        others = [f"{name} (last: step {s})" for name, s in self.local_steps.items() if s < self.step]
-        text = f"{self.count} of {needed} gradients of step {self.step} are there"
-        text += f", from {', '.join(there)}" if there and self.count else ""
+        there = [name for name, step in self.local_steps.items() if step >= self.rule.step]
+        others = [f"{name} (last: step {s})" for name, s in self.local_steps.items() if s < self.rule.step]
+        text = f"{self.rule.count} of {needed} gradients of step {self.rule.step} are there"
+        text += f", from {', '.join(there)}" if there and self.rule.count else ""
         return text + (f"; none from {', '.join(others)}" if others else "")
 
 
@@ -411,7 +393,7 @@ class RowGradientAccumulator(GradientAccumulator):
 
     def total(self, needed: int) -> list[Array]:
         """Return rows and their positions."""
-        collected = self._rule.close(needed)
+        collected = self.rule.close(needed)
         values, positions = (np.concatenate(parts) for parts in zip(*collected, strict=True))
         at, rows = summed_rows(np, values, positions)
         if self.mean and len(at):
