@@ -42,10 +42,10 @@ def draft_of(path: str | os.PathLike[str], *, private: bool = False, durable: bo
             os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         yield draft
         if durable:
-            _sync(draft)
+            to_disk(draft)
         draft.replace(target)
         if durable:
-            _sync(target.parent)
+            to_disk(target.parent)
     except OSError as error:
         if isinstance(error, NbdistError):
             raise
@@ -55,7 +55,8 @@ def draft_of(path: str | os.PathLike[str], *, private: bool = False, durable: bo
             draft.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
+def to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, would survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -25,6 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from nbdist.draft import to_disk
 from nbdist.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -186,7 +187,7 @@ class LocalFolder(Folder):
                     os.fsync(fd)
                 finally:
                     os.close(fd)
-                self._sync()
+                to_disk(self._path)
             except BaseException:
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
@@ -202,7 +203,7 @@ class LocalFolder(Folder):
             try:
                 with _explained(self._path / file, "write"):
                     os.replace(self._path / draft, self._path / file)
-                    self._sync()
+                    to_disk(self._path)
             except BaseException:
                 self.remove(draft)
                 raise
@@ -263,15 +264,7 @@ class LocalFolder(Folder):
             return
         self._make(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
-        self._sync(folder.parent)
-
-    def _sync(self, folder: Path | None = None) -> None:
-        """Have new names of a folder survive a crash of the machine."""
-        fd = os.open(folder or self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        to_disk(folder.parent)
 
 
 class RemoteFolder(Folder):
@@ -284,9 +277,7 @@ class RemoteFolder(Folder):
             raise MissingExtra("remote", f"the folder {url!r}") from error
         try:
             found: tuple[Any, str] = url_to_fs(url)
-        except ImportError as error:  # fsspec names the package of this protocol
-            raise InvalidArgumentError(f"the folder {url!r} cannot be opened: {error}") from None
-        except ValueError as error:
+        except (ImportError, ValueError) as error:  # fsspec names the package of this protocol
             raise InvalidArgumentError(f"the folder {url!r} cannot be opened: {error}") from None
         self._fs, self._path = found
         self.name = url.rstrip("/")

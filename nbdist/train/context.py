@@ -10,7 +10,6 @@ import contextlib
 import enum
 import functools
 import operator
-import os
 import secrets
 import shutil
 import threading
@@ -25,6 +24,7 @@ from typing import Any, TypeAlias
 from nbdist.checkpoint.tensor_file import write_tensors
 from nbdist.data import Dataset
 from nbdist.data.meter import Meter
+from nbdist.draft import to_disk
 from nbdist.errors import AbortedError, NbdistError
 from nbdist.graph.backend import Array, device_of_array
 from nbdist.home import private_folder
@@ -597,13 +597,13 @@ class Checkpoints:
             name = save(draft).name
             for path in draft.iterdir():
                 path.chmod(0o600)
-                _to_disk(path)
-            _to_disk(draft)
+                to_disk(path)
+            to_disk(draft)
             draft.rename(final)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        _to_disk(self.folder)
+        to_disk(self.folder)
         return final / name
 
 
@@ -612,12 +612,3 @@ def save_variables(named: Iterable[tuple[str, Array]], folder: Path) -> Path:
     path = folder / VARIABLES
     write_tensors(path, dict(named), {})
     return path
-
-
-def _to_disk(path: Path) -> None:
-    """Wait until a file, or the names in a folder, would survive a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
