@@ -31,7 +31,9 @@ class RunSummaries:
     def __init__(
         self, recorder: Recorder, folder: Path, step: Callable[[], int | None], rejoins: bool = False
     ) -> None:
-        self._recorder, self._folder, self._step, self._rejoins = recorder, folder, step, rejoins
+        self._recorder, self._step, self._rejoins = recorder, step, rejoins
+        self.folder = folder
+        """The folder of the event files."""
         self._lock = threading.Lock()
         self._gallery = Gallery()
         self._new: list[Picture] = []
@@ -45,11 +47,6 @@ class RunSummaries:
             if isinstance(value, Scalar):
                 self._recorder.add(self._recorder.series(tag), step, value.number)
         self._encoder.add({tag: one for tag, one in values.items() if not isinstance(one, Scalar)}, step)
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the event files."""
-        return self._folder
 
     def add_graph(self, graph: Graph) -> None:
         """Add a graph to the event file."""
@@ -75,7 +72,7 @@ class RunSummaries:
         self._encoder.close()
 
     def _write(self, event: bytes, step: int) -> None:
-        self._recorder.start_events(self._folder, self._rejoins).add(event, step)
+        self._recorder.start_events(self.folder, self._rejoins).add(event, step)
 
     def _see(self, tag: str, value: Value, step: int) -> None:
         picture = Picture.of(tag, value, step)

@@ -231,14 +231,13 @@ class ReplicaBatches:
                 there = [np.array(batch is not None, np.int64) for batch in batches]
                 if not local.all_reduce(there, "sum"):
                     break
-                yield joined([self._empty() if batch is None else batch for batch in batches])
+                yield joined(
+                    [empty_batch(self.element_spec) if batch is None else batch for batch in batches]
+                )
                 number += 1
             else:
                 return
         runner.end_pass()
-
-    def _empty(self) -> Any:
-        return empty_batch(self.element_spec)
 
 
 def empty_batch(spec: Any) -> Any:

@@ -78,7 +78,8 @@ class LocalReplicas:
 
     def __init__(self, strategy: Strategy, context: Context, cut_off: CutOff) -> None:
         self._strategy, self._context, self._cut_off = strategy, context, cut_off
-        self._made: list[LocalReplica] = []
+        self.made: list[LocalReplica] = []
+        """The replicas, if there are any yet."""
         self._joined = False
         self._threads: ReplicaThreads | None = None
 
@@ -89,22 +90,17 @@ class LocalReplicas:
             self._joined = True
             # As many as begin a training together; which one it is makes no difference.
             others = self._strategy.companions(self._context, NoVariables(), SGD())
-            self._made = self._made or [LocalReplica(c, i) for i, c in enumerate([self._context, *others])]
+            self.made = self.made or [LocalReplica(c, i) for i, c in enumerate([self._context, *others])]
             if others:  # now, while no other thread uses the group that the companions have in common
-                for local in self._made:
+                for local in self.made:
                     value_group_of(local.context.strategy)
-        return self._made
-
-    @property
-    def made(self) -> list[LocalReplica]:
-        """The replicas, if there are any yet."""
-        return self._made
+        return self.made
 
     @property
     def has_group(self) -> bool:
         """Whether replicas of several processes have formed a group for values other than gradients."""
         strategy = self._strategy
-        return strategy.num_replicas_in_sync > max(len(self._made), 1) and strategy._value_group is not None
+        return strategy.num_replicas_in_sync > max(len(self.made), 1) and strategy._value_group is not None
 
     def each(self, work: Callable[[int], Result]) -> list[Result]:
         """Call ``work(number)`` on the thread of each replica; return the results."""
@@ -112,29 +108,29 @@ class LocalReplicas:
             self._threads = ReplicaThreads(len(self.all), self._cut_off)
 
         def on_its_device(number: int) -> Result:
-            with self._made[number].scope:
+            with self.made[number].scope:
                 return work(number)
 
         return self._threads.each(on_its_device)
 
     def all_reduce(self, arrays: Sequence[Any], how: str) -> Array:
         """Return the sum or mean over all replicas, or the first one's, given those of this process."""
-        return self.each(lambda i: self._made[i].all_reduce(np.asarray(arrays[i]), how))[0]
+        return self.each(lambda i: self.made[i].all_reduce(np.asarray(arrays[i]), how))[0]
 
     def abort_group(self, index: int, error: BaseException) -> None:
         """Break the group of a replica that failed, so that the others do not wait for it."""
-        if index < len(self._made):
-            leave_group(self._made[index].context.strategy, error)
+        if index < len(self.made):
+            leave_group(self.made[index].context.strategy, error)
 
     def leave_group(self) -> None:
         """Leave the group; replicas form another one when they need it."""
-        for local in self._made:
+        for local in self.made:
             leave_group(local.context.strategy)
         self._joined = False
 
     def release(self) -> None:
         """End the threads and drop the programs; replicas keep their own values."""
-        for local in self._made:
+        for local in self.made:
             local.programs.clear()
         if self._threads is not None:
             self._threads.close()

@@ -17,7 +17,6 @@ import numpy as np
 from nbdist.errors import AbortedError, InvalidArgumentError
 from nbdist.graph.backend import to_device
 from nbdist.graph.compile.capture import notes_to
-from nbdist.graph.op import Shape
 from nbdist.runtime.ps.client import StepStopped, TrainingOver
 from nbdist.train.boundary import read_values
 from nbdist.train.context import use_here
@@ -29,7 +28,7 @@ from nbdist.train.custom.variables import StrategyVariables
 from nbdist.train.replica import RetryStep, tables_in
 from nbdist.train.step import Step
 from nbdist.train.step_timing import StepEvents
-from nbdist.train.trainable import Program, Shapes
+from nbdist.train.trainable import Shapes
 
 Array: TypeAlias = np.ndarray[Any, Any]
 MOST_PROGRAMS = 64  # of one replica
@@ -161,10 +160,6 @@ class Runner:
         seed = self.variables.context.seed
         return None if seed is None else seed + self.variables.context.loop.made["datasets"]
 
-    def traces_of(self, function: Any) -> int:
-        """Return how often a function was traced."""
-        return len(self._traces.get(function, ()))
-
     def _call(self, function: Callable[..., Any], arguments: Any, index: int) -> Call:
         variables = self.variables
         given = list(tree_leaves(arguments))
@@ -183,7 +178,9 @@ class Runner:
         made = self._traces[function].find(
             arguments,
             tuple(a.shape for a in arrays),
-            lambda shapes: self._trace(function, arguments, shapes),
+            lambda shapes: trace(
+                variables.graph, variables.strategy, function, arguments, shapes, variables.copied
+            ),
         )
         trained = []
         for applied in made.applied:
@@ -191,10 +188,6 @@ class Runner:
             of = dict(zip(applied.variables, applied.gradients, strict=True))
             trained.append((group, tuple(of[v] for v in group.trained)))
         return Call(made, arrays, trained, first, scale)
-
-    def _trace(self, function: Callable[..., Any], arguments: Any, shapes: Sequence[Shape]) -> Trace:
-        variables = self.variables
-        return trace(variables.graph, variables.strategy, function, arguments, shapes, variables.copied)
 
     def _ready(self, groups: Sequence[VariableGroup], calls: Sequence[Call]) -> bool:
         """Begin to train what is not trained yet; return whether there is to be an update."""
@@ -267,7 +260,10 @@ class Runner:
         )
         tables = [replica for replica in replicas for _ in tables_in(replica)]
         if tables:  # the pull needs the row numbers first
-            for replica, ids in zip(replicas, self._lookups(call, local)(*call.arrays), strict=True):
+            lookups = self._compiled(
+                call, local, "lookups", lambda shapes: lookups_of(call.trace, local, shapes, call.trained)
+            )
+            for replica, ids in zip(replicas, lookups(*call.arrays), strict=True):
                 if replica.rows is not None:
                     replica.rows.want(ids)
         step.pull()
@@ -276,7 +272,10 @@ class Runner:
                 with suppress(StepStopped):
                     group.replicas[local.index].reads.fetch()
         variables.count(local)
-        program = self._program(call, local, updating)
+        trained = call.trained if updating else []
+        program = self._compiled(
+            call, local, updating, lambda shapes: program_of(variables, call.trace, local, shapes, trained)
+        )
         for replica in replicas:
             replica.hooks.withholds = self._skip_nan
         step.restore = variables.remember(call.trace.assigned, local) if skips else None
@@ -318,25 +317,9 @@ class Runner:
         empty = any(a.size == 0 for a in call.arrays)
         return 0.0 if empty else sum(float(np.sum(x)) for x in losses)
 
-    def _program(self, call: Call, local: LocalReplica, updating: bool) -> Program:
-        trained = call.trained if updating else []
-        found: Program = self._compiled(
-            call,
-            local,
-            updating,
-            lambda shapes: program_of(self.variables, call.trace, local, shapes, trained),
-        )
-        return found
-
-    def _lookups(self, call: Call, local: LocalReplica) -> Callable[..., list[list[Array]]]:
-        found: Callable[..., list[list[Array]]] = self._compiled(
-            call, local, "lookups", lambda shapes: lookups_of(call.trace, local, shapes, call.trained)
-        )
-        return found
-
     def _compiled(
         self, call: Call, local: LocalReplica, kind: bool | str, make: Callable[[Shapes], Any]
-    ) -> Any:
+    ) -> Callable[..., Any]:
         """Return the cached program of a call's trace for these shapes; ``make`` builds it the first time."""
         shapes = tuple(a.shape for a in call.arrays)
         key = (id(call.trace), shapes, kind)
@@ -344,4 +327,5 @@ class Runner:
             if len(local.programs) >= MOST_PROGRAMS:
                 del local.programs[next(iter(local.programs))]
             local.programs[key] = make(shapes)
-        return local.programs[key]
+        found: Callable[..., Any] = local.programs[key]
+        return found

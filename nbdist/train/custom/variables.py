@@ -367,7 +367,8 @@ class StrategyVariables:
         written = {t.inputs[i] for t in order if t.op is not None for i in t.op.writes}
         if any(v in written for group in self.groups if group.replicas for v in group.trained):
             self.finish()
-        arrays = {v: self._writable(v, v in written) for v in order if isinstance(v, Variable)}
+        variables = (v for v in order if isinstance(v, Variable))
+        arrays = {v: self.host_value(v) if v in written else self.read(v) for v in variables}
         shapes = [np.shape(a) for a in fed.values()]
         program = compile_program([wanted], feeds=list(fed), shapes=shapes, values=arrays, order=order)
         (value,) = program(*(np.asarray(a, t.dtype) for t, a in fed.items()))
@@ -446,9 +447,6 @@ class StrategyVariables:
             with local.scope:
                 local.arrays[variable] = value if shared else local.xp.asarray(value.copy())
         return local.arrays[variable]
-
-    def _writable(self, variable: Variable, written: bool) -> Array:
-        return self.host_value(variable) if written else self.read(variable)
 
     def _spread(self, variable: Variable, value: Array) -> None:
         """Give all replicas of this process a value that was assigned outside of steps."""
