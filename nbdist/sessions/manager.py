@@ -27,6 +27,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -161,9 +162,8 @@ class SessionManager:
         Raises DeadlineExceededError, with the task, after that time; DataLossError if all checkpoints are
         damaged; FailedPreconditionError if variables stay uninitialised.
         """
-        deadline = time.monotonic() + max_wait_secs
-        session = self._open(master, max_wait_secs)
-        try:
+
+        def awaits(session: Session) -> Callable[[], str]:
             self._prepare(
                 session,
                 init_op,
@@ -173,12 +173,9 @@ class SessionManager:
                 init_feed_dict,
                 init_fn,
             )
-            self._wait_until(lambda: self._unready(session), max_wait_secs, deadline)
-            self._init_locally(session, max_wait_secs, deadline)
-        except BaseException:
-            session.close()
-            raise
-        return session
+            return lambda: self._unready(session)
+
+        return self._ready_session(master, max_wait_secs, awaits)
 
     def wait_for_session(self, master: Master, max_wait_secs: float = MAX_WAIT_SECONDS) -> Session:
         """Return a session once the chief has made the variables ready: another worker's part.
@@ -187,21 +184,31 @@ class SessionManager:
         every few seconds which variables of which task it is waiting for. Raises DeadlineExceededError after
         ``max_wait_secs`` seconds.
         """
+        run = current().run
+
+        def awaited(session: Session) -> str:
+            state = session.describe_variables(global_variables(self._graph))
+            if state.uninitialized:
+                return f"the chief to initialise or restore {described(state)}"
+            if run and state.tasks and state.training[:1] != (run,):
+                return "the chief to begin this run"  # the variables are those of an earlier one
+            return self._unready(session)
+
+        return self._ready_session(master, max_wait_secs, lambda session: partial(awaited, session))
+
+    def _ready_session(
+        self, master: Master, max_wait_secs: float, awaits: Callable[[Session], Callable[[], str]]
+    ) -> Session:
+        """Return a session when nothing is awaited in it, by what ``awaits(session)`` returns."""
         deadline = time.monotonic() + max_wait_secs
         session = self._open(master, max_wait_secs)
         try:
-            run = current().run
-
-            def awaited() -> str:
-                state = session.describe_variables(global_variables(self._graph))
-                if state.uninitialized:
-                    return f"the chief to initialise or restore {described(state)}"
-                if run and state.tasks and state.training[:1] != (run,):
-                    return "the chief to begin this run"  # the variables are those of an earlier one
-                return self._unready(session)
-
-            self._wait_until(awaited, max_wait_secs, deadline)
-            self._init_locally(session, max_wait_secs, deadline)
+            self._wait_until(awaits(session), max_wait_secs, deadline)
+            if (ready := self._ready_for_local_init_op) is not None:
+                name = f"ready_for_local_init_op ({ready.name})"
+                self._wait_until(lambda: "" if np.all(session.run(ready)) else name, max_wait_secs, deadline)
+            if self._local_init_op is not None:
+                session.run(self._local_init_op)
         except BaseException:
             session.close()
             raise
@@ -331,18 +338,6 @@ class SessionManager:
         if self._ready_op is None or np.all(session.run(self._ready_op)):
             return ""
         return f"ready_op ({self._ready_op.name})"
-
-    def _init_locally(self, session: Session, max_wait_secs: float, deadline: float) -> None:
-        ready, op = self._ready_for_local_init_op, self._local_init_op
-        if ready is not None:
-            name = ready.name
-            self._wait_until(
-                lambda: "" if np.all(session.run(ready)) else f"ready_for_local_init_op ({name})",
-                max_wait_secs,
-                deadline,
-            )
-        if op is not None:
-            session.run(op)
 
     def _wait_until(self, awaited: Callable[[], str], max_wait_secs: float, deadline: float) -> None:
         """Wait until ``awaited()`` is empty; report what it says."""
