@@ -86,6 +86,7 @@ class ServedReplica(
         self._ahead: set[int] = set()
         """Servers that have already made the step at which this new process begins."""
         self.tables, self._table_servers = tuple(tables), [server_of[i] for i in tables]
+        self._rest_servers = [server for i, server in enumerate(server_of) if i not in self.tables]
         self._links, self._rules, self._number, self._optimizer = [*links], rules, replica, optimizer
         self.spans = StepSpans(("receive", parameters_for(replica)), push=("send", gradient_of(replica)))
         self._counts_apart = len(links) > 1 and not rules.synchronous
@@ -118,9 +119,8 @@ class ServedReplica(
         self.report.by_updates = rules.synchronous and rules.backups > 0
         self.report.measures_share = rules.synchronous and rules.replicas > 1
         self.notes = [link.note for link in links if link.note]
-        of_rest = [server for i, server in enumerate(server_of) if i not in self.tables]
-        rest = self._in_order([link.layout.views(link.parameters) for link in links], of_rest)
-        own = self._in_order([link.tables for link in links], [server_of[i] for i in self.tables])
+        rest = self._in_order([link.layout.views(link.parameters) for link in links], self._rest_servers)
+        own = self._in_order([link.tables for link in links], self._table_servers)
         self.values = interleaved(own, rest, self.tables)
         self._gradients = self._gradient_views()
         if waiting is not None and reopen is not None and rules.synchronous:
@@ -138,9 +138,10 @@ class ServedReplica(
 
     def _gradient_views(self) -> list[list[Array]]:
         """Return the gradients of each slot, in the order of the variables."""
-        of_rest = [server for i, server in enumerate(self._server_of) if i not in self.tables]
         return [
-            self._in_order([link.layout.views(link.gradient(slot)) for link in self._links], of_rest)
+            self._in_order(
+                [link.layout.views(link.gradient(slot)) for link in self._links], self._rest_servers
+            )
             for slot in range(SLOTS)
         ]
 
@@ -280,15 +281,19 @@ class ServedReplica(
         With synchronous replicas all servers' parameters are those of one step. With backups, and with
         asynchronous replicas, one server's may be a step newer than another's.
         """
-        for number in range(len(self._links)):
-            self._on(number, lambda link: link.fetch())
+        self._read_all(lambda link: link.fetch())
+
+    def _read_all(self, read: Callable[[Link], T]) -> list[T]:
+        """Read from each server; again where it was a step behind another one, and catches up."""
+        found = [self._on(number, read) for number in range(len(self._links))]
         if self._rules.synchronous and not self._rules.judged_apart:
             newest = max(link.version for link in self._links)
             for number in range(len(self._links)):  # all gradients of that step are sent to each server
                 while self._links[number].version < newest:
                     self._on(number, lambda link: link.reach(newest))
-                    self._on(number, lambda link: link.fetch())
+                    found[number] = self._on(number, read)
         self.report.global_step = self._links[0].global_step
+        return found
 
     def read_state(self) -> ReplicaState:
         """Return the parameters and slots of all servers, and the steps of each replica that are in them.
@@ -300,14 +305,7 @@ class ServedReplica(
         while self._under_way:
             self._retire()
         names = [] if self._optimizer is None else self._optimizer.get_slot_names()
-        found = [self._on(n, lambda link: link.fetch_state(names)) for n in range(len(self._links))]
-        if self._rules.synchronous and not self._rules.judged_apart:
-            newest = max(link.version for link in self._links)
-            for number in range(len(self._links)):
-                while self._links[number].version < newest:
-                    self._on(number, lambda link: link.reach(newest))
-                    found[number] = self._on(number, lambda link: link.fetch_state(names))
-        self.report.global_step = self._links[0].global_step
+        found = self._read_all(lambda link: link.fetch_state(names))
         apart = self._rules.synchronous is False
         return ReplicaState(
             self.values,
@@ -342,13 +340,13 @@ class ServedReplica(
 
     def _slots_of(self, names: Sequence[str], found: Sequence[ShardState]) -> list[dict[str, Array]]:
         """Return the optimizer's slots of each variable, given those of each server."""
-        of_rest = [server for i, server in enumerate(self._server_of) if i not in self.tables]
-        of_tables = [self._server_of[i] for i in self.tables]
         slots: list[dict[str, Array]] = [{} for _ in self._server_of]
         for name in names:
             views = [link.layout.views(one.slots[name]) for link, one in zip(self._links, found, strict=True)]
-            rest = self._in_order(views, of_rest)
-            own = self._in_order([[table[name] for table in one.tables] for one in found], of_tables)
+            rest = self._in_order(views, self._rest_servers)
+            own = self._in_order(
+                [[table[name] for table in one.tables] for one in found], self._table_servers
+            )
             for slot, array in zip(slots, interleaved(own, rest, self.tables), strict=True):
                 slot[name] = array
         return slots
