@@ -46,11 +46,12 @@ class Reading:
             parts.check_labels(self._arrays[1])
         self._outline = without_data(dataset)
         self._opened: Placeholder = placeholder(np.int64, (len(self._outline.opened),), name="opened")
-        self._sources: list[DatasetSource] = []
+        self.sources: list[DatasetSource] = []
+        """Of each tower; running the ``next()`` of one advances its tower to the next batch."""
         for home in homes:
             with device(home):
-                self._sources.append(DatasetSource(steps, self._arrays, "data"))
-        self._begin = group(*(source.begin(self._opened) for source in self._sources))
+                self.sources.append(DatasetSource(steps, self._arrays, "data"))
+        self._begin = group(*(source.begin(self._opened) for source in self.sources))
         self._passed: set[tuple[int, ...]] = set()
 
     def batches(
@@ -67,9 +68,8 @@ class Reading:
     def share(self, i: int, size: int) -> tuple[Tensor, Tensor]:
         """Return x and y of tower ``i``'s share of the next batch, which is one of ``size``."""
         x, y = self._arrays
-        rows = self.advance(i)
-        source, share = self._sources[i], (i, len(self._sources))
-        part = share_of(size, len(self._sources), i)
+        source, share = self.sources[i], (i, len(self.sources))
+        rows, part = source.next(), share_of(size, len(self.sources), i)
         own = part.stop - part.start
         labels = source.part(rows, 1, (own, *y.shape[1:]), y.dtype, share)
         wanted, classes = self._parts.y, self._parts.classes
@@ -83,10 +83,6 @@ class Reading:
             if images.dtype != self._parts.x.dtype:
                 images = images.astype(self._parts.x.dtype)
         return images, labels
-
-    def advance(self, i: int) -> Tensor:
-        """Return a tensor: the size of the next batch. Running it advances tower ``i`` to that batch."""
-        return self._sources[i].next()
 
     def _shapes(self, lead: tuple[int, ...]) -> tuple[Array, ...]:
         """Return arrays of a batch's shapes, of the first example.

@@ -83,19 +83,22 @@ class Joint:
 
     def set_rate(self, rate: float) -> None:
         """Change the learning rate, wherever variables live; returns when all have."""
-        self.session.run(*self.master.rate_op(rate))
+        self.session.run(self.master.set_rate, {self.master.new_rate: np.array(rate, np.float64)})
         self.optimizer.learning_rate = rate
 
     def read(self, dataset: Dataset, towers: Sequence[int]) -> Reading:
-        """Have some towers read a dataset together."""
-        with self.lock:
-            return self.master.read(dataset, towers)
+        """Have some towers read a dataset together, each on its first device."""
+        master = self.master
+        with self.lock, master.graph.as_default():
+            return Reading(dataset, [master.groups[number][0] for number in towers], master.parts)
 
     def _initialise(self) -> None:
         """Initialise the variables that are new: an optimizer's come with its first step."""
         new = [v for v in self.master.graph.variables() if v not in self._initialised]
         if new:
-            self.session.run(self.master.initializer(new))
+            with self.master.graph.as_default():
+                initialised = group(*(v.initializer for v in new))
+            self.session.run(initialised)
             self._initialised.update(new)
 
 
@@ -191,14 +194,15 @@ class Master:
                 for i, own in enumerate(self.groups)
             ]
             # One per device with weights, so that applying a gradient needs no transfer of the rate.
-            self._new_rate = Placeholder(None, (), {}, Spec((), np.dtype(np.float64)), "new_rate")
+            self.new_rate = Placeholder(None, (), {}, Spec((), np.dtype(np.float64)), "new_rate")
             rates = self._optimizer.graph_state.rates
             for home in dict.fromkeys(weight.device for weight in self.weights):
                 with device(home):
                     rates[home] = Variable(
                         np.float64(optimizer.learning_rate), trainable=False, name="learning_rate"
                     )
-            self._set_rate = group(*(rate.assign(self._new_rate) for rate in rates.values()))
+            self.set_rate = group(*(rate.assign(self.new_rate) for rate in rates.values()))
+            """The op that changes the rate of all updates from the next step on to the ``new_rate``."""
         self._steps: dict[tuple[Any, ...], Step] = {}
 
     def step(self, cuts: Mapping[int, Sequence[slice]], reading: Reading | None = None) -> Step:
@@ -213,20 +217,6 @@ class Master:
             with self.graph.as_default():
                 self._steps[key] = self._made(cuts, reading, size)
         return self._steps[key]
-
-    def read(self, dataset: Dataset, towers: Sequence[int]) -> Reading:
-        """Return how some towers read a dataset together, each on its first device."""
-        with self.graph.as_default():
-            return Reading(dataset, [self.groups[number][0] for number in towers], self.parts)
-
-    def rate_op(self, rate: float) -> tuple[Tensor, dict[Tensor, Array]]:
-        """Return the op that changes the learning rate of all updates from the next step on, and its feed."""
-        return self._set_rate, {self._new_rate: np.array(rate, np.float64)}
-
-    def initializer(self, variables: Sequence[Variable]) -> Tensor:
-        """Return the op that initialises variables."""
-        with self.graph.as_default():
-            return group(*(v.initializer for v in variables))
 
     def _variable(self, v: Variable, place: str, name: str, value: Array) -> Variable:
         with device(place):
@@ -251,7 +241,7 @@ class Master:
                     )
                     towers.append(self._tower(number, inputs, scale))
             elif reading is not None:
-                idle.append(reading.advance(i))
+                idle.append(reading.sources[i].next())
         return self._together(towers, idle)
 
     def _tower(self, number: int, inputs: Sequence[tuple[Tensor, Tensor]], scale: Tensor) -> Tower:

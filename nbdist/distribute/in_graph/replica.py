@@ -100,7 +100,7 @@ class InGraphReplica(Replica, LearningRate, Programs, Reads):
 
     def finish(self) -> None:
         """Wait for the other towers, and bring the final parameters."""
-        self._leave()
+        self.close()
         joint = self._joint
         with joint.lock:
             while joint.going_on:
@@ -111,9 +111,6 @@ class InGraphReplica(Replica, LearningRate, Programs, Reads):
 
     def close(self) -> None:
         """Leave: the others need not wait for this tower."""
-        self._leave()
-
-    def _leave(self) -> None:
         with self._joint.lock:
             self._joint.going_on -= self._going_on
             self._going_on = False
