@@ -466,10 +466,6 @@ class AllReduceReplica(
     def finish(self) -> None:
         """Do nothing: every update is applied when ``push`` returns."""
 
-    def abort(self, error: BaseException) -> None:
-        """Break the group, with the reason: the others must not wait for this replica."""
-        self._group.abort(f"{type(error).__name__}: {error}")
-
     def close(self) -> None:
         """Leave the group."""
         if hasattr(self, "_buckets"):

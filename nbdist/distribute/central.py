@@ -89,7 +89,9 @@ class CentralStorageStrategy(WorkerStrategy):
         if self._threads is None:
             self._served.restored = self.restored
             return self._served.replica(variables, optimizer)
-        return SharingReplica(self._threads.group(self.replica_index), variables, optimizer, self._parameters)
+        return SharingReplica(
+            self._threads.groups[self.replica_index], variables, optimizer, self._parameters
+        )
 
     def companions(self, context: Context, model: Trainable, optimizer: Optimizer) -> list[Context]:
         """Return the contexts of the other devices' threads."""
@@ -105,7 +107,7 @@ class CentralStorageStrategy(WorkerStrategy):
         """Return this replica's end of a group for values other than gradients."""
         if self._threads is None:
             return super().form_value_group()
-        return self._threads.value_group(self.replica_index)
+        return self._threads.value_groups[self.replica_index]
 
 
 class SharingReplica(OneDeviceReplica, Agreement):

@@ -197,10 +197,6 @@ class ElasticReplica(GroupReplica, OneDeviceReplica, Agreement):
         for (parameters, _, _), center in zip(self._flats, self._centers, strict=True):
             np.copyto(parameters, center)
 
-    def abort(self, error: BaseException) -> None:
-        """Break the group, with the reason."""
-        self._group.abort(f"{type(error).__name__}: {error}")
-
     def close(self) -> None:
         """Leave the group."""
         self._group.close()

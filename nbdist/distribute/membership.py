@@ -320,6 +320,10 @@ class GroupReplica(Replica, Membership):
         except UnavailableError as error:
             self.form_again(error)
 
+    def abort(self, error: BaseException) -> None:
+        """Break the group, with the reason: the others must not wait for this replica."""
+        self._group.abort(f"{type(error).__name__}: {error}")
+
     def share_position(self, root: int) -> None:
         """Send where the training is from one replica to those that are new."""
         group, packed = self._group, np.zeros(0, np.uint8)

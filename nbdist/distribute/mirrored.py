@@ -75,11 +75,11 @@ class MirroredStrategy(AllReduceStrategy):
         """Return this replica's end of a group for values other than gradients."""
         if self._threads is None:
             return super().form_value_group()
-        return self._threads.value_group(self.replica_index)
+        return self._threads.value_groups[self.replica_index]
 
     def form(self) -> Collective:
         """Return this replica's end of a group of all."""
-        return super().form() if self._threads is None else self._threads.group(self.replica_index)
+        return super().form() if self._threads is None else self._threads.groups[self.replica_index]
 
 
 SPEC = StrategySpec(

@@ -2,7 +2,7 @@
 
 threads = Threads(["GPU:0", "GPU:1"], world)
 contexts = threads.companions(strategy, context)     # of the replicas beside the first
-group = threads.group(1)                             # in the second one's thread
+group = threads.groups[1]                            # in the second one's thread
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ class Threads:
             )
         self.devices = [_short(device) for device in devices]
         self._collective = collective
-        self._groups: list[Collective] = []
-        self._value_groups: list[Collective] = []
+        self.groups: list[Collective] = []
+        """Each replica's end of the group for gradients that the last call of `companions` made."""
+        self.value_groups: list[Collective] = []
+        """Its end of the group for other values, which are in host memory."""
 
     def check_devices(self) -> None:
         """Raise what `device_scope` raises for a device that this process does not have."""
@@ -58,18 +60,10 @@ class Threads:
     def companions(self, strategy: Strategy, context: Context) -> list[Context]:
         """Return the contexts of the replicas beside the first, which begin a training together."""
         self.check_devices()
-        self._groups = self._form(context.control.check)
-        self._value_groups = thread_group(self._names, check=context.control.check)
+        self.groups = self._form(context.control.check)
+        self.value_groups = thread_group(self._names, check=context.control.check)
         context.device = self.devices[0]
         return [self._companion(strategy, context, number) for number in range(1, len(self.devices))]
-
-    def group(self, number: int) -> Collective:
-        """Return a replica's end of the group for gradients that the last call of `companions` made."""
-        return self._groups[number]
-
-    def value_group(self, number: int) -> Collective:
-        """Return its end of the group for other values, which are in host memory."""
-        return self._value_groups[number]
 
     @property
     def _names(self) -> list[str]:

@@ -102,9 +102,9 @@ class Serving:
     def count(self, client: Client, then: Then) -> None:
         """Have the first server count an update of all shards; `then` is called when it has."""
         server = self.servers[0]
-        each = self._ends(client.host, server.host, 0)
+        each, work = self._ends(client.host, server.host, 0), self.hosts.work
         self._ask(
-            server, client, 0, each, lambda: self._work(server, each, self._counted, server, client, then)
+            server, client, 0, each, lambda: work(server.host, each, self._counted, server, client, then)
         )
 
     def leave(self, client: Client, server: SimulatedServer) -> None:
@@ -136,11 +136,6 @@ class Serving:
         else:
             server.busy = False
 
-    def _work(
-        self, server: SimulatedServer, seconds: float, then: Callable[..., object], *details: object
-    ) -> None:
-        self.hosts.work(server.host, seconds, then, *details)
-
     def _give(self, server: SimulatedServer, client: Client, then: Callable[[int], object]) -> None:
         """Send the parameters, over a socket."""
         cost, version = self._cost, server.shard.updates
@@ -152,7 +147,7 @@ class Serving:
             self.hosts.send(0.0, server.host, client.host, server.nbytes, *there)
             self._next(server)
 
-        self._work(server, packing, given)
+        self.hosts.work(server.host, packing, given)
 
     def _take(self, server: SimulatedServer, client: Client, slot: int, version: int) -> None:
         """Take a gradient, apply what is complete, then answer."""
@@ -161,7 +156,7 @@ class Serving:
         if became == "applied":
             together = self._rules.needed if self._rules.synchronous else 1
             seconds += together * server.nbytes * self._cost.apply_s_per_byte
-        self._work(server, seconds, self._taken, server, answers, became == "applied")
+        self.hosts.work(server.host, seconds, self._taken, server, answers, became == "applied")
 
     def _taken(self, server: SimulatedServer, answers: Sequence[Answer], applied: bool) -> None:
         if applied and server.number == 0:
