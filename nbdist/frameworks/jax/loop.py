@@ -1,17 +1,22 @@
-"""Loops of one's own over a function of JAX, under every strategy: `wrap`."""
+"""Loops of one's own over a function of JAX, under every strategy: `wrap`.
+
+Such a loop is a `Training` whose passes and steps are the caller's.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
 from nbdist.data import Dataset
 from nbdist.data.structure import leaves_of, rebuild, spec_of
-from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError
 from nbdist.frameworks.batches import Pass, nested
-from nbdist.frameworks.jax.step import LossFunction, spec_with_rows
+from nbdist.frameworks.jax.step import spec_with_rows
 from nbdist.frameworks.jax.training import (
     as_arrays,
     loss_function,
@@ -20,13 +25,13 @@ from nbdist.frameworks.jax.training import (
     training_data,
 )
 from nbdist.frameworks.jax.tree import State
-from nbdist.frameworks.loops import ReplicaLoop
-from nbdist.graph.backend import to_host
-from nbdist.runtime.ps.client import TrainingOver
+from nbdist.graph.backend import Array, device_scope, to_host
+from nbdist.runtime.ps.client import StepStopped, TrainingOver
 from nbdist.train.boundary import check_policy
 from nbdist.train.context import current, use_here
 from nbdist.train.custom.api import scoped
-from nbdist.train.replica import change_rate, rate_of
+from nbdist.train.replica import RetryStep, change_rate, rate_of
+from nbdist.train.training import Training, opened_loop
 
 
 def wrap(
@@ -62,7 +67,10 @@ def wrap(
 
 
 class LoopOfSteps:
-    """What `wrap` returns: `batches` and `step` inside a ``with``, `params` and `state`."""
+    """What `wrap` returns: `batches` and `step` inside a ``with``, `params` and `state`.
+
+    Leaving the ``with`` by an error breaks the groups in which the other replicas wait.
+    """
 
     def __init__(
         self,
@@ -77,8 +85,9 @@ class LoopOfSteps:
         self._parameters = parameters_of(params, self._context)
         self._loss, self._optimizer, self._normalizer = loss, optimizer, normalizer
         self._state = None if state is None else State.of(state)
-        self._model: LossFunction | None = None
-        self._loop: ReplicaLoop | None = None
+        self._training: Training | None = None
+        self._stack = ExitStack()
+        self._dataset: Dataset | None = None
         self._entered = self._over = False
         self._spec: Any = None
         self._shared: tuple[Any, int] | None = None
@@ -87,39 +96,48 @@ class LoopOfSteps:
         self._entered = True
         return self
 
-    def __exit__(self, *details: Any) -> None:
-        loop, self._loop, self._entered = self._loop, None, False
-        if loop is not None:
-            loop.__exit__(*details)
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        training, self._training, self._entered = self._training, None, False
+        if training is not None:
+            with self._stack:  # what ends the training has to see its error
+                if error is not None:
+                    raise error
+                training.finish()
 
     @property
     def params(self) -> Any:
         """The newest parameters, in the form of those given; the trained ones after the ``with``."""
-        if self._loop is None:
+        if self._training is None:
             return self._parameters.arrays()
         import jax.numpy as jnp
 
-        return self._parameters.tree([jnp.array(to_host(value)) for value in self._loop.fetch()])
+        self._fetch(self._training)
+        return self._parameters.tree([jnp.array(to_host(value)) for value in self._training.replica.values])
 
     @property
     def state(self) -> Any:
         """This replica's newest state, in the form of the one given; None without."""
-        if self._loop is not None:
-            self._loop.fetch()
+        if self._training is not None:
+            self._fetch(self._training)
         return None if self._state is None else self._state.arrays()
+
+    def _fetch(self, training: Training) -> None:
+        """Have the replica's values and states be the newest ones."""
+        with device_scope(self._context.device):
+            training.replica.reads.fetch()
 
     @property
     def learning_rate(self) -> float | None:
         """The rate of the next update, where this replica knows it."""
-        return None if self._loop is None else rate_of(self._loop.replica)
+        return None if self._training is None else rate_of(self._training.replica)
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
-        if self._loop is None:
+        if self._training is None:
             raise FailedPreconditionError(
                 "the training begins with the first of batches(); set the rate then"
             )
-        change_rate(self._loop.replica, float(rate))
+        change_rate(self._training.replica, float(rate))
 
     def batches(self, data: Any, batch_size: int | None = None) -> Pass:
         """Return this replica's share of each batch of one pass through ``data``, which is that of `fit`.
@@ -138,12 +156,18 @@ class LoopOfSteps:
         if self._over:
             return
         try:
-            loop = self._begun(spec, data)
+            training = self._begun(spec, data)
         except TrainingOver:
             self._over = True
             print("the loop has ended on the other workers: it is left out here")
             return
-        shares = iter(loop.batches(data))
+        if training.ended:
+            return
+        if self._dataset is None:  # the steps before this pass had batches from elsewhere
+            self._dataset = data
+            with use_here(self._context):
+                training.begin_batches(data)
+        shares = training.passes(data)
         while True:
             # Not around the yield: a pass that is left, and kept under a name, would stay in this context.
             with use_here(self._context):
@@ -165,36 +189,67 @@ class LoopOfSteps:
         counts as one of equal parts. Raises NanLossError for a loss or gradient that is NaN or infinite, and
         AbortedError after the end of the training.
         """
+        size = None
         if self._shared is not None and self._shared[0] is batch:
-            arrays, size = leaves_of(batch), self._shared[1]
+            size = self._shared[1]
         else:
             batch = as_arrays(batch)
-            arrays = leaves_of(batch)
             self._begun(spec_with_rows(spec_of(batch)))
-            size = None
-        loop = self._begun(self._spec)
+        training = self._begun(self._spec)
         with use_here(self._context):
-            loss, *metrics = loop.step([np.asarray(array) for array in arrays], size)
-        assert self._model is not None
-        return loss, dict(zip(self._model.metric_names, metrics, strict=True))
+            loss, *metrics = self._step(training, tuple(map(np.asarray, leaves_of(batch))), size)
+        return loss, dict(zip(training.model.metric_names, metrics, strict=True))
 
-    def _begun(self, spec: Any, dataset: Dataset | None = None) -> ReplicaLoop:
-        """Return the loop, which begins with the first batch: its form says which metrics there are."""
+    def _step(self, training: Training, arrays: tuple[Array, ...], size: int | None) -> tuple[float, ...]:
+        """Make a step with this replica's share of a batch of ``size``, or, without, of equal shares."""
+        strategy = self._context.strategy
+        over = "the training has ended: the run was asked to stop, or another replica has left"
+        if training.ended:
+            raise AbortedError(f"{over}. A loop over batches() ends then")
+        made = training.driver.steps
+        if size is None and self._context.states is not None:
+            raise InvalidArgumentError(
+                "a batch from elsewhere than batches(data) has no place in the data that a run could save or "
+                "continue: drop --checkpoint-every and --resume, or iterate batches(data)"
+            )
+        while training.driver.steps == made:
+            try:
+                with device_scope(self._context.device):
+                    if not training.ready():
+                        raise StepStopped
+                    whole = len(arrays[0]) * strategy.num_replicas_in_sync if size is None else size
+                    results = training.complete(training.compute(arrays, whole))
+            except RetryStep:  # replicas were lost: the others share the batch anew
+                training.ask_again()
+                if size is not None:
+                    arrays, size = strategy.batch()
+            except StepStopped:
+                training.ended = True
+                if size is None:
+                    raise AbortedError(f"{over} before this step") from None
+                return (math.nan,) * (1 + len(training.model.metric_names))
+        return tuple(float(value) for value in results)
+
+    def _begun(self, spec: Any, dataset: Dataset | None = None) -> Training:
+        """Return the training, which begins with the first batch: its form says which metrics there are."""
         if not self._entered:
             raise FailedPreconditionError(
                 "batches and step are for the inside of `with nb.frameworks.jax.wrap(...) as training:`"
             )
-        if self._loop is None:
+        if self._training is None:
             with use_here(self._context):
-                self._model = loss_function(
+                model = loss_function(
                     self._loss, self._parameters, spec, self._context, self._state, self._normalizer
                 )
-                optimizer = optimizer_of(self._optimizer, self._model, self._parameters, self._context)
-                loop = ReplicaLoop(self._model, optimizer, dataset, self._skip_nan)
-                loop.__enter__()
-            self._loop, self._spec = loop, spec
+                optimizer = optimizer_of(self._optimizer, model, self._parameters, self._context)
+                opening = opened_loop(
+                    self._context, model, optimizer, dataset,
+                    skip_nan=self._skip_nan, config=model.to_config, save=model.write,
+                )  # fmt: skip
+                self._training = self._stack.enter_context(opening)
+            self._spec, self._dataset = spec, dataset
         elif spec != self._spec:
             raise InvalidArgumentError(
                 f"batches of a training have one form, that of the first: {self._spec}, and this is {spec}"
             )
-        return self._loop
+        return self._training
