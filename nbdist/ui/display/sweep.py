@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from IPython import display as ipython
 
 from nbdist.trials.sweep import Sweep
-from nbdist.ui.display.run import LINE_EVERY, Place, place
+from nbdist.ui.display.run import LATE, LINE_EVERY, Place, place
 from nbdist.ui.frozen.sweep import frozen_sweep, summary_of, sweep_line, sweep_text
 from nbdist.ui.widgets.sweep_commands import take_commands
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from nbdist.ui.widgets.sweep import SweepView
 
 LOOK_EVERY = 0.1  # seconds
-LATE = 0.5  # seconds without a tick, after which a cell is assumed to block the main thread
 
 
 class SweepDisplay:

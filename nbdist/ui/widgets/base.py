@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -37,7 +38,7 @@ def bundled(name: str) -> str:
 
 
 class StreamingView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no types
-    """A widget that sends frames under flow control. Its methods must not be called concurrently.
+    """A widget that sends frames under flow control, on any thread; ``lock`` orders them, and may be held.
 
     A subclass implements `_send_frame`, `_handle_command` for the page's other messages, and `_as_text` for
     front ends without widgets. Its ``mime_type`` is the one of its saved output.
@@ -50,7 +51,9 @@ class StreamingView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has
     # ipywidgets 7 would show the widget by a method that drops the display's id: no picture could replace it.
     _ipython_display_ = None
 
-    def __init__(self, bundle: str) -> None:
+    def __init__(self, bundle: str, lock: AbstractContextManager[object]) -> None:
+        self.lock = lock
+        """Held for each send and change."""
         self.flow = FlowControl()
         self.now = 0.0
         self.snapshot_wanted = True
@@ -95,14 +98,25 @@ class StreamingView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has
 
     def tick(self, now: float) -> None:
         """Send at most one frame, if something has changed and flow control allows it; ``now`` in seconds."""
-        self.now = now
-        if self.flow.may_send(now):
-            self._send_frame(now)
+        with self.lock:
+            self.now = now
+            if self.flow.may_send(now):
+                self._send_frame(now)
+
+    def tick_unacknowledged(self, now: float) -> None:
+        """Send a frame at longer intervals while a running cell delays the page's acknowledgements."""
+        with self.lock:
+            known = bool(self.views) and self.visibility_known
+            if self.flow.may_send_unacknowledged(now, known):
+                self.now = now
+                self.snapshot_wanted = self.snapshot_wanted or not known  # the last frame may be lost
+                self._send_frame(now)
 
     def send_the_end(self) -> None:
         """Send a last snapshot, which also replaces frames that were lost; no further tick is needed."""
-        self.finished = self.snapshot_wanted = True
-        self._send_last()
+        with self.lock:
+            self.finished = self.snapshot_wanted = True
+            self._send_last()
 
     def close(self) -> None:
         """Close the widget and its layout model, which would otherwise stay in a saved notebook."""
@@ -130,6 +144,10 @@ class StreamingView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has
             self.close()
 
     def _on_page_message(self, _: object, message: Mapping[str, Any], __: object) -> None:
+        with self.lock:
+            self._handle_message(message)
+
+    def _handle_message(self, message: Mapping[str, Any]) -> None:
         kind, view = str(message.get("kind")), str(message.get("view"))
         if kind == "closed":
             self.flow.set_visible(view, False)

@@ -53,8 +53,6 @@ class LiveView(StreamingView):
         again: str = "",
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
-        self.lock = lock or threading.RLock()
-        """Held for each send and change: another thread may follow the run."""
         self.planned = None if charts is None else list(charts)
         """The charts that are drawn unless the page chooses others."""
         self.feed = Feed(store, self.planned)
@@ -69,7 +67,7 @@ class LiveView(StreamingView):
         self.transcripts = {task: Transcript() for task in tasks} if transcripts is None else transcripts
         self.shown: dict[str, tuple[int, str]] = {}
         """By task: the position in its transcript, and the open line, that the page has."""
-        super().__init__("live")
+        super().__init__("live", lock or threading.RLock())  # another thread may follow the run
 
     def _shown_id(self) -> str:
         return str(self.head["run"])
@@ -116,18 +114,6 @@ class LiveView(StreamingView):
     def output(self, task: str, text: str) -> None:
         """Append text that a task has printed."""
         self.transcripts.setdefault(task, Transcript()).append(text)
-
-    def tick_unacknowledged(self, now: float) -> None:
-        """Send a frame at longer intervals while a running cell delays the page's acknowledgements."""
-        known = bool(self.views) and self.visibility_known
-        if self.flow.may_send_unacknowledged(now, known):
-            self.now = now
-            self.snapshot_wanted = self.snapshot_wanted or not known  # the page may not have the last frame
-            self._send_frame(now)
-
-    def _on_page_message(self, widget: object, message: Mapping[str, Any], buffers: object) -> None:
-        with self.lock:
-            super()._on_page_message(widget, message, buffers)
 
     def finish(self, state: str) -> None:
         """Send the final state (``finished``, ``stopped`` or ``failed``); no further tick is needed."""

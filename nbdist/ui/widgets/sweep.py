@@ -45,30 +45,11 @@ class SweepView(StreamingView):
         self.feed = SweepFeed(sweep)
         self.on_continued: Callable[[], object] = lambda: None
         """Called when a command from the page has continued a finished sweep; the caller must tick again."""
-        super().__init__("sweep")
-
-    def tick(self, now: float) -> None:
-        """Send at most one frame, if something has changed and flow control allows it; ``now`` in seconds."""
-        with self.sweep.lock:
-            super().tick(now)
-
-    def tick_unacknowledged(self, now: float) -> None:
-        """Send a frame at longer intervals while a running cell delays the page's acknowledgements."""
-        with self.sweep.lock:
-            known = bool(self.views) and self.visibility_known
-            if self.flow.may_send_unacknowledged(now, known):
-                self.now = now
-                self.snapshot_wanted = self.snapshot_wanted or not known  # the last frame may be lost
-                self._send_frame(now)
+        super().__init__("sweep", sweep.lock)
 
     def finish(self) -> None:
         """Send the final state; no further tick is needed unless the sweep continues."""
-        with self.sweep.lock:
-            self.send_the_end()
-
-    def _on_page_message(self, widget: object, message: Mapping[str, Any], buffers: object) -> None:
-        with self.sweep.lock:
-            super()._on_page_message(widget, message, buffers)
+        self.send_the_end()
 
     def _shown_id(self) -> str:
         return self.sweep.id
@@ -86,9 +67,8 @@ class SweepView(StreamingView):
                 self.on_continued()
 
     def _send_frame(self, now: float) -> None:
-        with self.sweep.lock:
-            wall = self.clock()
-            content, points = self.feed.everything(wall) if self.snapshot_wanted else self.feed.news(wall)
+        wall = self.clock()
+        content, points = self.feed.everything(wall) if self.snapshot_wanted else self.feed.news(wall)
         if not content:
             return
         self.snapshot_wanted = False
