@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 import stat
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from nbdist.errors import DataLossError, NotAllowedError
+from nbdist.errors import DataLossError, InvalidArgumentError, NotAllowedError
 from nbdist.home import check_place, check_private, home_path
 from nbdist.metrics.framing import LogFormat
 from nbdist.metrics.log import LARGEST
@@ -22,6 +23,7 @@ from nbdist.metrics.log import LARGEST
 # O_NONBLOCK: open(2) of a pipe would block.
 READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 Mark = tuple[int, int, int]
+Item = dict[str, Any]
 
 
 def open_regular(path: str | Path, folder: int | None = None) -> tuple[int, os.stat_result]:
@@ -80,37 +82,85 @@ def why_not_creatable(home: Path) -> str | None:
     return f"{home} cannot be created in {above}; set NBDIST_HOME to a folder that you may write to"
 
 
-# The names of all runs' or sweeps' folders, newest first, listed only after a change.
+# The items of all runs or sweeps, newest first, from their folders, which are listed only after a change.
 
 RACY = 2_000_000_000  # nanoseconds within which a folder may change without a new mtime
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
 
 
-class FolderList:
-    """Names of the newest ``most`` folders in a folder; ``older`` is how many more there are.
+class FolderCache(Protocol):
+    """What was read of one folder: its ``item``, None before there is one; ``removed`` if it is not there."""
 
-    Ids sort by time. Links and names that are not ids are omitted.
+    item: Item | None
+    removed: bool
+
+
+C = TypeVar("C", bound=FolderCache)
+
+
+class FolderItems(Generic[C]):
+    """Lists the items of the newest ``most`` folders in a folder of NBDIST_HOME, called ``name``.
+
+    ``make`` returns the cache of one of them; ``problems`` are the messages of the last poll. Ids sort by
+    time. Links and names that are not ids are omitted. A subclass holds ``_lock`` while it calls a method.
     """
 
-    def __init__(self, most: int) -> None:
-        self.older = 0
-        self._most = most
+    def __init__(self, name: str, most: int, make: Callable[[Path], C]) -> None:
+        self.problems: list[str] = []
+        self._cache: dict[str, C] = {}
+        self._lock = threading.Lock()
+        self._name, self._most, self._make = name, most, make
+        self._folder: Path | None = None
+        self._older = 0
         self._names: list[str] = []
         self._listed: tuple[str, int, int] | None = None
 
-    def poll(self, folder: Path) -> list[str]:
-        """Return the names, the newest first; [] if the folder does not exist. Raises OSError."""
+    def _open(self) -> tuple[Path | None, list[str]]:
+        """Return the folder, None if there is no home that can be used, and why; forget those of another."""
+        home, why = find_home()
+        folder = None if home is None else home / self._name
+        if folder != self._folder:
+            self._cache, self._folder = {}, folder
+        return folder, [why] if home is None and why else []
+
+    def _one(self, folder: Path, name: str) -> C:
+        """Return the cache of a folder."""
+        found = self._cache.get(name)
+        return self._make(folder / name) if found is None or found.removed else found
+
+    def _read(self, read: Callable[[Path, C], object]) -> list[Item]:
+        """Return the items once ``read`` has read each cache: the newest first."""
+        folder, self.problems = self._open()
+        if folder is None:
+            return []
+        try:
+            names = self._list(folder)
+        except OSError as error:
+            self.problems = [f"the {self._name} cannot be listed: {error}"]
+            return []
+        self._cache = {name: self._one(folder, name) for name in names}
+        for one in self._cache.values():
+            read(folder, one)
+        if self._older:
+            self.problems = [f"{self._older:,} older {self._name} are not shown"]
+        return sorted(self._items(), key=lambda item: (item["created"], item["id"]), reverse=True)
+
+    def _items(self) -> list[Item]:
+        """Return the items as of the last poll."""
+        return [one.item for one in self._cache.values() if one.item is not None and not one.removed]
+
+    def _list(self, folder: Path) -> list[str]:
         try:
             status = os.stat(folder)
         except FileNotFoundError:
-            self._names, self._listed, self.older = [], None, 0
+            self._names, self._listed, self._older = [], None, 0
             return self._names
         seen = str(folder), status.st_mtime_ns, status.st_ino
         if seen != self._listed:
             with os.scandir(folder) as entries:
                 found = [one.name for one in entries if is_id(one.name) and one.is_dir(follow_symlinks=False)]
             found.sort(reverse=True)
-            self._names, self.older = found[: self._most], max(0, len(found) - self._most)
+            self._names, self._older = found[: self._most], max(0, len(found) - self._most)
             self._listed = None if racy(status) else seen
         return self._names
 
@@ -122,6 +172,14 @@ def is_id(name: str) -> bool:
     (True, False, False, False)
     """
     return _ID.fullmatch(name) is not None and ".." not in name
+
+
+def check_id(what: str, name: str) -> None:
+    """Raise InvalidArgumentError for a name that is not the id of ``what``, a run or a sweep."""
+    if not is_id(name):
+        raise InvalidArgumentError(
+            f"{name!r:.100} is not a {what} id (1 to 80 letters, digits, '-', '_' and '.')"
+        )
 
 
 def racy(status: os.stat_result) -> bool:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nbdist.errors import InvalidArgumentError, NbdistError, NotAllowedError, NotFoundError
+from nbdist.errors import NbdistError, NotAllowedError, NotFoundError
 from nbdist.json_values import listed, mapping, text, whole
-from nbdist.lab.readers.files import find_home, is_id, open_regular, read_bounded
+from nbdist.lab.readers.files import check_id, find_home, open_regular, read_bounded
 from nbdist.lab.readers.run_curves import load_store
 from nbdist.lab.readers.run_record import (
     MAX_PROGRESS_BYTES,
@@ -385,14 +385,13 @@ def open_file(run_id: str, path: str) -> tuple[BinaryIO, int]:
         try:
             for folder in folders:
                 check_kind(current, folder, stat.S_ISDIR, path)
-                inner = open_at(folder, FOLDER | os.O_NOFOLLOW, current, path)
+                inner = os.open(folder, FOLDER | os.O_NOFOLLOW, dir_fd=current)
                 os.close(current)
                 current = inner
             check_kind(current, name, stat.S_ISREG, path)
-            try:
-                descriptor, status = open_regular(name, current)
-            except OSError as error:
-                raise access_error(error, path) from None
+            descriptor, status = open_regular(name, current)
+        except OSError as error:
+            raise access_error(error, path) from None
         finally:
             os.close(current)
     return os.fdopen(descriptor, "rb"), status.st_size
@@ -415,10 +414,7 @@ def parts_of(path: str) -> list[str]:
 @contextmanager
 def run_descriptor(run_id: str) -> Iterator[int]:
     """Open a run's folder and yield its descriptor."""
-    if not is_id(run_id):
-        raise InvalidArgumentError(
-            f"{run_id!r:.100} is not a run id (1 to 80 letters, digits, '-', '_' and '.')"
-        )
+    check_id("run", run_id)
     home, why = find_home()
     if home is None:
         raise NotFoundError(why or f"no run {run_id!r}: NBDIST_HOME does not exist yet")
@@ -438,10 +434,7 @@ def run_descriptor(run_id: str) -> Iterator[int]:
 
 def check_kind(folder: int, name: str, right: Any, path: str) -> None:
     """Raise unless a name in a folder is of the ``right`` kind; checked before opening, for devices."""
-    try:
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except OSError as error:
-        raise access_error(error, path) from None
+    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     if not right(status.st_mode):
         what = (
             "is a link, and links are not followed"
@@ -449,14 +442,6 @@ def check_kind(folder: int, name: str, right: Any, path: str) -> None:
             else "is not a regular file"
         )
         raise NotAllowedError(f"{path!r} cannot be read: {name!r} {what}")
-
-
-def open_at(name: str, flags: int, folder: int, path: str) -> int:
-    """Open a name in an open folder."""
-    try:
-        return os.open(name, flags, dir_fd=folder)
-    except OSError as error:
-        raise access_error(error, path) from None
 
 
 def access_error(error: OSError, path: str) -> Exception:

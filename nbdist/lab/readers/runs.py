@@ -4,7 +4,7 @@
     items = runs.poll()         # call it repeatedly
 
 A poll must be cheap, because it repeats twice a second with hundreds of runs, also on a slow disk. Three
-caches make it so: `FolderList` lists the folder of all runs only if its mtime changed; `RunCache` (one per
+caches make it so: `FolderItems` lists the folder of all runs only if its mtime changed; `RunCache` (one per
 run) rereads only changed files, and a finished run costs one `stat`; `Curves` reads only appended bytes of
 logs, at most `LOG_BYTES` per poll over all runs, so that a large log delays no other run.
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -28,7 +27,7 @@ from typing import Any
 
 from nbdist.checkpoint.manager import STATE_FILE
 from nbdist.cluster.description import living_incarnations
-from nbdist.errors import InvalidArgumentError, NotAllowedError, NotFoundError
+from nbdist.errors import NotAllowedError, NotFoundError
 from nbdist.lab.readers import files, run_record
 from nbdist.lab.readers.run_curves import Budget, Curves
 from nbdist.metrics.event_file import FOLDER as TENSORBOARD
@@ -38,60 +37,39 @@ from nbdist.run.record import ACTIVE, RunRecord
 
 MAX_RUNS = 200  # the newest runs are listed
 LOG_BYTES = 4 << 20  # of all logs together, per poll
-Item = dict[str, Any]
+Item = files.Item
 Liveness = Callable[[], Mapping[str, frozenset[int]]]
 """Returns the tasks of living clusters, as of one poll: see `living_incarnations`."""
 
 
-class Runs:
+class Runs(files.FolderItems["RunCache"]):
     """Lists runs; may be used from any thread.
 
-    ``root`` is the root of Jupyter's file browser, for the paths of run folders in it. ``problems`` are the
-    messages of the last poll.
+    ``root`` is the root of Jupyter's file browser, for the paths of run folders in it.
     """
 
     def __init__(self, root: Path | None = None) -> None:
-        self.problems: list[str] = []
-        self._root = root
-        self._list = files.FolderList(MAX_RUNS)
-        self._cache: dict[str, RunCache] = {}
-        self._folder: Path | None = None
-        self._lock = threading.Lock()
+        super().__init__("runs", MAX_RUNS, partial(RunCache, root=root))
 
     def poll(self) -> list[Item]:
         """Return the newest runs, newest first, as plain JSON; an unchanged item is the same object.
 
         No content of a folder raises an error.
         """
+        budget, living = Budget(LOG_BYTES), cache(living_incarnations)
         with self._lock:
-            folder, liveness, self.problems = self._begin()
-            if folder is None or liveness is None:
-                return []
-            try:
-                names = self._list.poll(folder)
-            except OSError as error:
-                self.problems = [f"the runs cannot be listed: {error}"]
-                return []
-            self._cache = {name: self._run(folder, name) for name in names}
-            budget = Budget(LOG_BYTES)
-            for run in self._cache.values():
-                run.poll(liveness, budget)
-            if self._list.older:
-                self.problems = [f"{self._list.older:,} older runs are not shown"]
-            items = [run.item for run in self._cache.values() if run.item is not None and not run.removed]
-            return sorted(items, key=lambda item: (item["created"], item["id"]), reverse=True)
+            return self._read(
+                lambda folder, run: run.poll(partial(living, folder.parent / "clusters"), budget)
+            )
 
     def item(self, run_id: str) -> Item:
         """Return one run's current item, also of a run too old for the list; raises `NotFoundError`."""
         with self._lock:
-            folder, liveness, _ = self._begin()
-            if not files.is_id(run_id):
-                raise InvalidArgumentError(
-                    f"{run_id!r:.100} is not a run id (1 to 80 letters, digits, '-', '_' and '.')"
-                )
-            if folder is not None and liveness is not None:
-                run = self._run(folder, run_id)
-                run.poll(liveness, Budget(LOG_BYTES))
+            folder, _ = self._open()
+            files.check_id("run", run_id)
+            if folder is not None:
+                run = self._one(folder, run_id)
+                run.poll(partial(living_incarnations, folder.parent / "clusters"), Budget(LOG_BYTES))
                 if run.item is not None and not run.removed:
                     return run.item
             raise NotFoundError(f"no run {run_id!r} in {folder or 'NBDIST_HOME, which does not exist'}")
@@ -113,22 +91,8 @@ class Runs:
     def on_cluster(self, cluster_id: str) -> list[str]:
         """Return the active runs on a cluster, including in-graph ones, as of the last poll."""
         with self._lock:
-            items = [run.item for run in self._cache.values() if run.item is not None and not run.removed]
+            items = self._items()
             return [one["id"] for one in items if one["cluster"] == cluster_id and one["status"] in ACTIVE]
-
-    def _begin(self) -> tuple[Path | None, Liveness | None, list[str]]:
-        home, why = files.find_home()
-        if home is None:
-            self._cache, self._folder = {}, None
-            return None, None, [why] if why else []
-        folder = home / "runs"
-        if folder != self._folder:
-            self._cache, self._folder = {}, folder
-        return folder, cache(partial(living_incarnations, home / "clusters")), []
-
-    def _run(self, folder: Path, name: str) -> RunCache:
-        run = self._cache.get(name)
-        return RunCache(folder / name, self._root) if run is None or run.removed else run
 
 
 def damaged(run_id: str, why: str, changed: float) -> RunRecord:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import math
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbdist.errors import DataLossError, InvalidArgumentError, NbdistError, NotFoundError
+from nbdist.errors import DataLossError, NbdistError, NotFoundError
 from nbdist.json_values import mapping, number, text
 from nbdist.lab.readers import files
 from nbdist.lab.readers.run_curves import Budget
@@ -38,41 +37,23 @@ from nbdist.ui.widgets.sweep_feed import ended_at
 MAX_SWEEPS = 100  # the newest sweeps are listed
 LOG_BYTES = 2 << 20  # of all logs together, per poll
 MAX_LOG_BYTES = 256 << 20  # of one log, for `read_all`
-Item = dict[str, Any]
+Item = files.Item
 
 
-class Sweeps:
-    """Lists sweeps; may be used from any thread. ``problems`` are the messages of the last poll."""
+class Sweeps(files.FolderItems["SweepCache"]):
+    """Lists sweeps; may be used from any thread."""
 
     def __init__(self) -> None:
-        self.problems: list[str] = []
-        self._list = files.FolderList(MAX_SWEEPS)
-        self._cache: dict[str, SweepCache] = {}
-        self._folder: Path | None = None
-        self._lock = threading.Lock()
+        super().__init__("sweeps", MAX_SWEEPS, SweepCache)
 
     def poll(self) -> list[Item]:
         """Return the newest sweeps, newest first, as plain JSON; an unchanged item is the same object.
 
         No content of a folder raises an error. A sweep with a long log appears after the polls that read it.
         """
+        budget = Budget(LOG_BYTES)
         with self._lock:
-            folder, self.problems = self._begin()
-            if folder is None:
-                return []
-            try:
-                names = self._list.poll(folder)
-            except OSError as error:
-                self.problems = [f"the sweeps cannot be listed: {error}"]
-                return []
-            self._cache = {name: self._sweep(folder, name) for name in names}
-            budget = Budget(LOG_BYTES)
-            for sweep in self._cache.values():
-                sweep.poll(budget)
-            if self._list.older:
-                self.problems = [f"{self._list.older:,} older sweeps are not shown"]
-            items = [one.item for one in self._cache.values() if one.item is not None and not one.removed]
-            return sorted(items, key=lambda item: (item["created"], item["id"]), reverse=True)
+            return self._read(lambda _, sweep: sweep.poll(budget))
 
     def state_of(self, sweep_id: str) -> str | None:
         """Return the state of a sweep at the last poll, None if it was not listed."""
@@ -85,12 +66,9 @@ class Sweeps:
 
         Raises `NotFoundError`, `InvalidArgumentError`, and `DataLossError` if its log cannot be read.
         """
+        files.check_id("sweep", sweep_id)
         with self._lock:
-            if not files.is_id(sweep_id):
-                raise InvalidArgumentError(
-                    f"{sweep_id!r:.100} is not a sweep id (1 to 80 letters, digits, '-', '_' and '.')"
-                )
-            folder, _ = self._begin()
+            folder, _ = self._open()
         if folder is not None:
             sweep = SweepCache(folder / sweep_id)
             sweep.poll(Budget(MAX_LOG_BYTES), keep=True)
@@ -99,17 +77,6 @@ class Sweeps:
                     raise DataLossError(f"sweep {sweep_id} cannot be read: {sweep.item['error']}")
                 return sweep.item, sweep.ledger
         raise NotFoundError(f"no sweep {sweep_id!r} in {folder or 'NBDIST_HOME, which does not exist'}")
-
-    def _begin(self) -> tuple[Path | None, list[str]]:
-        home, why = files.find_home()
-        folder = None if home is None else home / "sweeps"
-        if folder != self._folder:
-            self._cache, self._folder = {}, folder
-        return folder, [why] if home is None and why else []
-
-    def _sweep(self, folder: Path, name: str) -> SweepCache:
-        sweep = self._cache.get(name)
-        return SweepCache(folder / name) if sweep is None or sweep.removed else sweep
 
 
 # The cache of one sweep's folder: a poll reads only new records of its log.
