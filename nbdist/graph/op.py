@@ -172,6 +172,19 @@ def check_gradient(name: str, g: Spec, expected: Spec) -> None:
         )
 
 
+def gradient_spec(name: str, forward: Callable[..., Spec]) -> Callable[..., Spec]:
+    """Return the spec of ``name``, whose inputs are a gradient, the ``like`` whose shape it gets, and others.
+
+    ``forward(like, *others, **attrs)`` is the spec of the op whose value the gradient belongs to.
+    """
+
+    def spec(g: Spec, like: Spec, *others: Spec, **attrs: Any) -> Spec:
+        check_gradient(name, g, forward(like, *others, **attrs))
+        return Spec(like.shape, g.dtype)
+
+    return spec
+
+
 def whole(what: str, value: Any) -> int:
     """Return a whole number as an int: Python's or NumPy's, or an array of one.
 
@@ -189,6 +202,12 @@ def whole_axes(name: str, axis: Any) -> int | tuple[int, ...] | None:
     if isinstance(axis, (tuple, list)):
         return tuple(whole(f"{name}: axis", a) for a in axis)
     return None if axis is None else whole(f"{name}: axis", axis)
+
+
+def listed_axes(name: str, axis: Any) -> tuple[int, ...]:
+    """Return an axis, or several, in their order; None stands for none."""
+    found = whole_axes(name, axis)
+    return found if isinstance(found, tuple) else () if found is None else (found,)
 
 
 def number_dtype(what: str, dtype: Any) -> np.dtype[Any]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Spec, check_gradient, define, normal_axes, show, whole
+from nbdist.graph.op import Spec, define, gradient_spec, normal_axes, show, whole
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
 
@@ -25,11 +25,6 @@ def _diagonal_spec(x: Spec, offset: int, axis1: int, axis2: int) -> Spec:
     pair = {axis1 % len(x.shape), axis2 % len(x.shape)}
     rest = tuple(n for i, n in enumerate(x.shape) if i not in pair)
     return Spec((*rest, _length(x.shape[axis1], x.shape[axis2], offset)), x.dtype)
-
-
-def _put_spec(g: Spec, like: Spec, **where: int) -> Spec:
-    check_gradient("put_diagonal_like", g, _diagonal_spec(like, **where))
-    return Spec(like.shape, g.dtype)
 
 
 def _put(xp: Any, g: Array, like: Array, offset: int, axis1: int, axis2: int) -> Array:
@@ -50,7 +45,7 @@ define(
 define(
     "put_diagonal_like",
     forward=_put,
-    spec=_put_spec,
+    spec=gradient_spec("put_diagonal_like", _diagonal_spec),
     vjp=lambda np, up, y, g, like, **where: (record("diagonal", up, **where), None),
     shape_only=frozenset({1}),
 )

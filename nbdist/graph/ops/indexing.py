@@ -20,6 +20,7 @@ from nbdist.graph.op import (
     check_gradient,
     define,
     define_into,
+    gradient_spec,
     normal_axes,
     show,
     whole,
@@ -124,11 +125,6 @@ def _add_at(xp: Any, g: Array, like: Array, *positions: Array, key: tuple[Any, .
     return out  # type: ignore[no-any-return]
 
 
-def _add_at_spec(g: Spec, like: Spec, *positions: Spec, key: tuple[Any, ...]) -> Spec:
-    check_gradient("add_at_like", g, _index_spec(like, *positions, key=key))
-    return Spec(like.shape, g.dtype)
-
-
 define(
     "index",
     forward=lambda xp, x, *positions, key: x[full_key(positions, key)],
@@ -141,7 +137,7 @@ define(
 define(
     "add_at_like",
     forward=_add_at,
-    spec=_add_at_spec,
+    spec=gradient_spec("add_at_like", _index_spec),
     vjp=lambda np, up, y, g, like, *positions, key: (
         record("index", up, *positions, key=key),
         None,
@@ -157,11 +153,6 @@ def _take_spec(x: Spec, positions: Spec, axis: int) -> Spec:
         raise InvalidArgumentError(f"take: positions are whole numbers, got {positions.dtype}")
     (axis,) = normal_axes("take", axis, len(x.shape))
     return Spec((*x.shape[:axis], *positions.shape, *x.shape[axis + 1 :]), x.dtype)
-
-
-def _take_back_spec(g: Spec, like: Spec, positions: Spec, axis: int) -> Spec:
-    check_gradient("take_back_like", g, _take_spec(like, positions, axis))
-    return Spec(like.shape, g.dtype)
 
 
 def _take_kernel(xp: Any, axis: int) -> Any:
@@ -202,7 +193,7 @@ define(
 define_into(
     "take_back_like",
     into=_add_rows_kernel,
-    spec=_take_back_spec,
+    spec=gradient_spec("take_back_like", _take_spec),
     vjp=lambda np, up, y, g, like, positions, axis: (
         record("take", up, positions, axis=axis),
         None,

@@ -18,14 +18,15 @@ from nbdist.graph.op import (
     Shape,
     Spec,
     broadcast,
-    check_gradient,
     define,
+    gradient_spec,
+    listed_axes,
     normal_axes,
     show,
-    whole_axes,
 )
 from nbdist.graph.ops.elementwise import fit_to
 from nbdist.graph.ops.half import in_float32, product_forward
+from nbdist.graph.ops.reduce import keep, reduced
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
 
@@ -247,12 +248,6 @@ def _from_singular(xp: Any, g: Array, x: Array) -> Array:
     return ((u * g[..., None, :]) @ v).astype(g.dtype, copy=False)  # type: ignore[no-any-return]
 
 
-def _from_singular_spec(g: Spec, x: Spec) -> Spec:
-    expected = _singular_spec(x)
-    check_gradient("from_singular", g, expected)
-    return Spec(x.shape, g.dtype)
-
-
 define(
     "singular_values",  # the largest first
     forward=lambda xp, x: xp.linalg.svd(x, compute_uv=False),
@@ -262,8 +257,7 @@ define(
 
 
 def _length_spec(x: Spec, axis: tuple[int, ...], keepdims: bool) -> Spec:
-    axes = normal_axes("norm", axis, len(x.shape))
-    shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes)
+    shape = reduced("norm", x, axis, keepdims)
     return Spec(shape, x.dtype if x.dtype.kind == "f" else np.dtype(np.float64))
 
 
@@ -277,12 +271,11 @@ def _length(xp: Any, x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
 def _length_vjp(
     np: Any, g: Tensor, y: Tensor, x: Tensor, axis: tuple[int, ...], keepdims: bool
 ) -> tuple[Tensor]:
-    if not keepdims:
-        g, y = (record("expand_dims", v, axis=normal_axes("norm", axis, x.ndim)) for v in (g, y))
+    g, y = (keep(v, x, axis, keepdims) for v in (g, y))
     return (g * x / np.where(y == 0, np.ones_like(y), y),)  # not differentiable at 0: 0 is a subgradient
 
 
-define("from_singular", forward=_from_singular, spec=_from_singular_spec)
+define("from_singular", forward=_from_singular, spec=gradient_spec("from_singular", _singular_spec))
 
 
 define("length", forward=_length, spec=_length_spec, vjp=_length_vjp)
@@ -302,13 +295,10 @@ _define("inv", _checked("inv"), lambda np, g, y, x: (-_t(y) @ g @ _t(y),))
 
 def _norm(x: Tensor, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tensor:
     """Record np.linalg.norm, of vectors and of matrices."""
-    if axis is None and ord is None:
-        axes: tuple[int, ...] = tuple(range(x.ndim))
-    else:
-        axes = normal_axes("norm", axis if axis is None else _axes(axis), x.ndim)
-        axes = _axes(axis) if axis is not None else axes
+    axes = normal_axes("norm", axis, x.ndim)
+    axes = axes if axis is None else listed_axes("norm", axis)
     if ord is None or (ord == 2 and len(axes) == 1) or (ord == "fro" and len(axes) == 2):
-        return record("length", x, axis=tuple(axes), keepdims=keepdims)
+        return record("length", x, axis=axes, keepdims=keepdims)
     magnitude = symbolic.absolute(x if x.dtype.kind == "f" else x.astype(np.float64))
     if len(axes) == 1:
         return _vector_norm(magnitude, ord, axes[0], keepdims)
@@ -331,11 +321,6 @@ def _norm(x: Tensor, ord: Any = None, axis: Any = None, keepdims: bool = False) 
     raise NotImplementedError(
         f"np.linalg.norm(ord={ord!r}) over {len(axes)} axes does not record on a Tensor"
     )
-
-
-def _axes(axis: Any) -> tuple[int, ...]:
-    found = whole_axes("norm", axis)
-    return found if isinstance(found, tuple) else () if found is None else (found,)
 
 
 def _vector_norm(magnitude: Tensor, ord: Any, axis: int, keepdims: bool) -> Tensor:

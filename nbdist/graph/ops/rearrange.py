@@ -8,7 +8,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Spec, check_gradient, define, normal_axes, show, whole, whole_axes
+from nbdist.graph.op import Spec, define, gradient_spec, listed_axes, normal_axes, show, whole
 from nbdist.graph.ops.shape import accumulator
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 
@@ -23,11 +23,6 @@ def _tile_spec(x: Spec, reps: tuple[int, ...]) -> Spec:
     if len(reps) != len(x.shape) or any(r < 0 for r in reps):
         raise InvalidArgumentError(f"tile: counts {reps} for shape {show(x.shape)}; each is 0 or more")
     return Spec(tuple(_times(n, r) for n, r in zip(x.shape, reps)), x.dtype)
-
-
-def _fold_spec(g: Spec, like: Spec, reps: tuple[int, ...]) -> Spec:
-    check_gradient("fold_tiles", g, _tile_spec(like, reps))
-    return Spec(like.shape, g.dtype)
 
 
 def _fold(xp: Any, g: Array, like: Array, reps: tuple[int, ...]) -> Array:
@@ -45,16 +40,14 @@ define(
 define(
     "fold_tiles",
     forward=_fold,
-    spec=_fold_spec,
+    spec=gradient_spec("fold_tiles", _tile_spec),
     vjp=lambda np, up, y, g, like, reps: (record("tile", up, reps=reps), None),
     shape_only=frozenset({1}),
 )
 
 
 def _tile(A: Tensor, reps: Any) -> Tensor:
-    given = reps.tolist() if isinstance(reps, np.ndarray) else reps
-    found = whole_axes("tile", given)
-    counts = found if isinstance(found, tuple) else () if found is None else (found,)
+    counts = listed_axes("tile", reps.tolist() if isinstance(reps, np.ndarray) else reps)
     if any(r < 0 for r in counts):
         raise InvalidArgumentError(f"tile: counts are 0 or more, got {reps!r}")
     missing = len(counts) - A.ndim
@@ -81,11 +74,6 @@ def _repeat_spec(x: Spec, repeats: int | tuple[int, ...], axis: int) -> Spec:
     return Spec((*x.shape[:axis], total, *x.shape[axis + 1 :]), x.dtype)
 
 
-def _sum_runs_spec(g: Spec, like: Spec, repeats: int | tuple[int, ...], axis: int) -> Spec:
-    check_gradient("sum_runs", g, _repeat_spec(like, repeats, axis))
-    return Spec(like.shape, g.dtype)
-
-
 def _sum_runs(xp: Any, g: Array, like: Array, repeats: int | tuple[int, ...], axis: int) -> Array:
     at, n = axis % like.ndim, like.shape[axis]
     if isinstance(repeats, int):
@@ -107,7 +95,7 @@ define(
 define(
     "sum_runs",
     forward=_sum_runs,
-    spec=_sum_runs_spec,
+    spec=gradient_spec("sum_runs", _repeat_spec),
     vjp=lambda np, up, y, g, like, repeats, axis: (
         record("repeat", up, repeats=repeats, axis=axis),
         None,

@@ -20,21 +20,22 @@ from nbdist.graph.tensor import FUNCTIONS, Tensor, record, symbolic
 Axis = int | tuple[int, ...] | None
 
 
-def _reduced(name: str, x: Spec, axis: Axis, keepdims: bool) -> Shape:
+def reduced(name: str, x: Spec, axis: Axis, keepdims: bool) -> Shape:
+    """Return the shape of ``x`` without some axes, or with size 1 along them."""
     axes = normal_axes(name, axis, len(x.shape))
     if keepdims:
         return tuple(1 if i in axes else n for i, n in enumerate(x.shape))
     return tuple(n for i, n in enumerate(x.shape) if i not in axes)
 
 
-def _keep(y: Tensor, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
+def keep(y: Tensor, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
     """Put the reduced axes back into ``y`` with size 1."""
     axes = normal_axes("reduce", axis, x.ndim)
     return y if keepdims or not axes else record("expand_dims", y, axis=axes)
 
 
 def _spread(np: Any, g: Tensor, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    return record("broadcast_like", _keep(g, x, axis, keepdims), x)
+    return record("broadcast_like", keep(g, x, axis, keepdims), x)
 
 
 def _define(
@@ -76,7 +77,7 @@ def _define(
         name,
         forward=forward,
         into=kernel,
-        spec=lambda x, axis, keepdims: Spec(_reduced(name, x, axis, keepdims), dtype(x.dtype)),
+        spec=lambda x, axis, keepdims: Spec(reduced(name, x, axis, keepdims), dtype(x.dtype)),
         vjp=vjp,
     )
 
@@ -109,8 +110,8 @@ def _summed(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def _extreme(np: Any, g: Tensor, y: Tensor, x: Tensor, axis: Axis, keepdims: bool) -> tuple[Tensor]:
     """Share the gradient among all elements that equal the extreme."""
-    hit = (x == _keep(y, x, axis, keepdims)).astype(g.dtype)
-    return (hit * _keep(g, x, axis, keepdims) / np.sum(hit, axis=axis, keepdims=True),)
+    hit = (x == keep(y, x, axis, keepdims)).astype(g.dtype)
+    return (hit * keep(g, x, axis, keepdims) / np.sum(hit, axis=axis, keepdims=True),)
 
 
 _define(
@@ -122,7 +123,7 @@ _define("min", "minimum", _extreme, lambda dtype: dtype)
 
 def _product(np: Any, g: Tensor, y: Tensor, x: Tensor, axis: Axis, keepdims: bool) -> tuple[Tensor]:
     """Multiply by the product of all others, axis by axis: unlike y / x it is right where x is 0."""
-    result = _keep(g, x, axis, keepdims)
+    result = keep(g, x, axis, keepdims)
     for a in normal_axes("prod", axis, x.ndim):
         result = result * products_of_others(x, a)
         x = x.prod(axis=a, keepdims=True)
@@ -155,7 +156,7 @@ define(
     forward=lambda xp, x, axis, keepdims: xp.mean(x, axis=axis, keepdims=keepdims),
     into=_mean_kernel,
     spec=lambda x, axis, keepdims: Spec(
-        _reduced("mean", x, axis, keepdims), x.dtype if x.dtype.kind in "fc" else np.dtype(np.float64)
+        reduced("mean", x, axis, keepdims), x.dtype if x.dtype.kind in "fc" else np.dtype(np.float64)
     ),
     vjp=lambda np, g, y, x, axis, keepdims: (
         _spread(np, g * record("size_ratio", y, x, dtype=g.dtype), x, axis, keepdims),
@@ -220,7 +221,7 @@ def _define_position(name: str) -> None:
         name,
         forward=lambda xp, x, axis, keepdims: getattr(xp, name)(x, axis=axis, keepdims=keepdims),
         into=kernel,
-        spec=lambda x, axis, keepdims: Spec(_reduced(name, x, axis, keepdims), np.dtype(np.intp)),
+        spec=lambda x, axis, keepdims: Spec(reduced(name, x, axis, keepdims), np.dtype(np.intp)),
     )
     FUNCTIONS[getattr(np, name)] = lambda a, axis=None, keepdims=False: record(
         name, a, axis=None if axis is None else whole(f"{name}: axis", axis), keepdims=bool(keepdims)

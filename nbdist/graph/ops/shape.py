@@ -13,14 +13,14 @@ from nbdist.graph.backend import Array
 from nbdist.graph.op import (
     Spec,
     broadcast,
-    check_gradient,
     define,
     define_into,
+    gradient_spec,
+    listed_axes,
     normal_axes,
     shape_of,
     show,
     whole,
-    whole_axes,
 )
 from nbdist.graph.tensor import FUNCTIONS, Tensor, record
 
@@ -112,12 +112,7 @@ define(
 )
 
 
-def _several(name: str, axis: Any) -> tuple[int, ...]:
-    found = whole_axes(name, axis)
-    return found if isinstance(found, tuple) else () if found is None else (found,)
-
-
-FUNCTIONS[np.expand_dims] = lambda a, axis: record("expand_dims", a, axis=_several("expand_dims", axis))
+FUNCTIONS[np.expand_dims] = lambda a, axis: record("expand_dims", a, axis=listed_axes("expand_dims", axis))
 
 
 def _squeezed(x: Spec, axis: tuple[int, ...]) -> Spec:
@@ -139,7 +134,7 @@ define(
 def _squeeze(a: Tensor, axis: Any = None) -> Tensor:
     if axis is None:
         axis = tuple(i for i, n in enumerate(a.shape) if n == 1)
-    return record("squeeze", a, axis=_several("squeeze", axis))
+    return record("squeeze", a, axis=listed_axes("squeeze", axis))
 
 
 FUNCTIONS[np.squeeze] = _squeeze
@@ -375,11 +370,6 @@ define(
 )
 
 
-def _setitem_spec(x: Spec, like: Spec, key: tuple[Any, ...]) -> Spec:
-    check_gradient("setitem_like", x, _getitem_spec(like, key))
-    return Spec(like.shape, x.dtype)
-
-
 def _setitem_kernel(xp: Any, key: tuple[Any, ...]) -> Callable[[Array, Array, Array], None]:
     def kernel(x: Array, like: Array, out: Array) -> None:
         out.fill(0)
@@ -391,7 +381,7 @@ def _setitem_kernel(xp: Any, key: tuple[Any, ...]) -> Callable[[Array, Array, Ar
 define_into(
     "setitem_like",
     into=_setitem_kernel,
-    spec=_setitem_spec,
+    spec=gradient_spec("setitem_like", _getitem_spec),
     vjp=lambda np, g, y, x, like, key: (record("getitem", g, key=key), None),
     shape_only=frozenset({1}),
 )
