@@ -9,7 +9,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.composite import Composite
-from nbdist.graph.op import Shape, show
+from nbdist.graph.op import Shape, Spec, show
 from nbdist.graph.tensor import Tensor, record, symbolic
 
 
@@ -77,6 +77,14 @@ class IndexedSlices(Composite):
 
     def __repr__(self) -> str:
         return f"<IndexedSlices of {show(self.values.shape)} rows in {show(self.shape)} {self.dtype}>"
+
+
+def check_row_numbers(indices: Spec) -> None:
+    """Raise InvalidArgumentError for what are not the row numbers of a sparse gradient."""
+    if len(indices.shape) != 1 or indices.dtype.kind not in "iu":
+        raise InvalidArgumentError(
+            f"a sparse gradient has one row number per row, got {show(indices.shape)} of {indices.dtype}"
+        )
 
 
 def add(a: Any, b: Any) -> Any:

@@ -17,7 +17,8 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Spec, define, show
+from nbdist.graph.op import Spec, define, fits, show
+from nbdist.graph.sparse import check_row_numbers
 from nbdist.graph.xla.forms import UPDATES
 from nbdist.graph.xla.functional import FunctionalArray
 from nbdist.optim.base import Optimizer
@@ -85,10 +86,7 @@ def _unrated(inputs: tuple[Spec, ...], rated: bool = False, **how: Any) -> tuple
 
 def _sparse_spec(variable: Spec, *rest: Spec, **how: Any) -> Spec:
     *state, values, indices, step = _unrated(rest, **how)
-    if len(indices.shape) != 1 or indices.dtype.kind not in "iu":
-        raise InvalidArgumentError(
-            f"a sparse gradient has one row number per row, got {show(indices.shape)} of {indices.dtype}"
-        )
+    check_row_numbers(indices)
     _check(variable, state, values, (*indices.shape, *variable.shape[1:]), step, **how)
     return variable
 
@@ -104,10 +102,7 @@ def _check(
     use_locking: bool = False,
     rated: bool = False,
 ) -> None:
-    same = len(gradient.shape) == len(wanted) and all(
-        n == m or None in (n, m) for n, m in zip(gradient.shape, wanted, strict=True)
-    )
-    if not same or gradient.dtype != variable.dtype or variable.dtype.kind != "f":
+    if not fits(gradient.shape, wanted) or gradient.dtype != variable.dtype or variable.dtype.kind != "f":
         raise InvalidArgumentError(
             f"a gradient {show(gradient.shape)} {gradient.dtype} does not fit a variable "
             f"{show(variable.shape)} {variable.dtype}"

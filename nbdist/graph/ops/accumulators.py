@@ -17,15 +17,34 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError, choices
-from nbdist.graph.op import Shape, Spec, define_external, show
+from nbdist.graph.op import Shape, Spec, define_external, fits, show
 from nbdist.graph.scopes import default_graph
-from nbdist.graph.sparse import IndexedSlices
+from nbdist.graph.sparse import IndexedSlices, check_row_numbers
 from nbdist.graph.tensor import Tensor, record
 
 REDUCTIONS = ("MEAN", "SUM")
 
 
-class _Accumulator:
+class Resource:
+    """What a task keeps by its name, as a variable: sessions that use one name share it."""
+
+    def __init__(self, op_name: str, name: str, **attrs: Any) -> None:
+        graph = default_graph()
+        with graph.within(replace(graph.scope, control=())):
+            self.handle = record(op_name, name=name, **attrs)
+
+    @property
+    def name(self) -> str:
+        """Its name in the graph."""
+        return self.handle.name
+
+    def _record(self, op_name: str, *inputs: Any, **attrs: Any) -> Tensor:
+        graph = self.handle.graph
+        with graph.within(replace(graph.scope, name="", colocated=self.handle)):
+            return record(op_name, self.handle, *inputs, name=f"{self.name}/{op_name}", **attrs)
+
+
+class _Accumulator(Resource):
     """Base of both kinds of accumulators."""
 
     sparse = False
@@ -49,22 +68,15 @@ class _Accumulator:
             raise InvalidArgumentError(f"{name}: gradients of {self.dtype} have no {reduction_type}")
         if self.sparse and not self.shape:
             raise InvalidArgumentError(f"{name}: a single number has no rows; use ConditionalAccumulator")
-        graph = default_graph()
-        with graph.within(replace(graph.scope, control=())):
-            self.handle = record(
-                "Accumulator",
-                name=name,
-                shape=self.shape,
-                dtype=self.dtype,
-                reduction=reduction_type,
-                sparse=self.sparse,
-                key=shared_name or "",
-            )
-
-    @property
-    def name(self) -> str:
-        """The accumulator's name in the graph."""
-        return self.handle.name
+        super().__init__(
+            "Accumulator",
+            name,
+            shape=self.shape,
+            dtype=self.dtype,
+            reduction=reduction_type,
+            sparse=self.sparse,
+            key=shared_name or "",
+        )
 
     def num_accumulated(self) -> Tensor:
         """Return how many gradients are collected now."""
@@ -89,11 +101,6 @@ class _Accumulator:
     def close(self) -> Tensor:
         """Return the op that closes it: waiting replicas get an OutOfRangeError."""
         return self._record("accumulator_close")
-
-    def _record(self, op_name: str, *inputs: Any, **attrs: Any) -> Tensor:
-        graph = self.handle.graph
-        with graph.within(replace(graph.scope, name="", colocated=self.handle)):
-            return record(op_name, self.handle, *inputs, name=f"{self.name}/{op_name}", **attrs)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} {show(self.shape)} {self.dtype}>"
@@ -235,10 +242,7 @@ def check_step(step: Spec) -> None:
 
 
 def _check(gradient: Spec, shape: Shape, dtype: np.dtype[Any]) -> None:
-    same = len(gradient.shape) == len(shape) and all(
-        n is None or n == m for n, m in zip(gradient.shape, shape, strict=True)
-    )
-    if not same or gradient.dtype != dtype:
+    if not fits(gradient.shape, shape) or gradient.dtype != dtype:
         raise InvalidArgumentError(
             f"a gradient {show(gradient.shape)} {gradient.dtype} does not fit an accumulator {show(shape)} "
             f"{dtype}"
@@ -257,17 +261,11 @@ def _applied_rows(
     handle: Spec, values: Spec, indices: Spec, step: Spec, shape: Shape, dtype: np.dtype[Any], giver: str
 ) -> Spec:
     check_step(step)
-    if len(indices.shape) != 1 or indices.dtype.kind not in "iu":
-        raise InvalidArgumentError(
-            f"a sparse gradient has one row number per row, got {show(indices.shape)} of {indices.dtype}"
-        )
+    check_row_numbers(indices)
     size = values.shape[0] if values.shape else None
     if None not in (size, *indices.shape) and indices.shape != (size,):
         raise InvalidArgumentError(f"{size} rows have {show(indices.shape)} row numbers")
-    if size is not None:
-        _check(values, (size, *shape[1:]), dtype)
-    else:
-        _check(Spec((None, *values.shape[1:]), values.dtype), (None, *shape[1:]), dtype)
+    _check(values, (size, *shape[1:]), dtype)
     return NOTHING
 
 

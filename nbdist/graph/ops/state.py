@@ -9,7 +9,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError, NanLossError
 from nbdist.graph.backend import Array
-from nbdist.graph.op import Spec, define, show
+from nbdist.graph.op import Spec, define, fits, show
 from nbdist.graph.scopes import default_graph
 from nbdist.graph.tensor import Tensor, record
 
@@ -38,10 +38,7 @@ def _in(graph: Any, name: str | None) -> Tensor:
 
 
 def _assign_spec(v: Spec, value: Spec) -> Spec:
-    fits = len(v.shape) == len(value.shape) and all(
-        n in (None, m) for m, n in zip(v.shape, value.shape, strict=True)
-    )
-    if not fits:
+    if not fits(v.shape, value.shape):
         raise InvalidArgumentError(
             f"a variable of shape {show(v.shape)} takes no value of {show(value.shape)}"
         )

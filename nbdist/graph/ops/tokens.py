@@ -9,19 +9,17 @@ Like a variable, a queue is kept by its task, in a container, by name: sessions 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.op import Spec, define_external, show
-from nbdist.graph.ops.accumulators import COUNT, NOTHING, check_step, on_handle, whole
-from nbdist.graph.scopes import default_graph
-from nbdist.graph.tensor import Tensor, record
+from nbdist.graph.ops.accumulators import COUNT, NOTHING, Resource, check_step, on_handle, whole
+from nbdist.graph.tensor import Tensor
 
 
-class TokenQueue:
+class TokenQueue(Resource):
     """A queue of whole numbers, each the step with which the replica that takes it continues.
 
     ``begin`` empties and opens it; ``join`` waits for that; ``serve`` marks the step that runs it as the one
@@ -35,14 +33,7 @@ class TokenQueue:
     """
 
     def __init__(self, name: str = "tokens") -> None:
-        graph = default_graph()
-        with graph.within(replace(graph.scope, control=())):
-            self.handle = record("TokenQueue", name=name)
-
-    @property
-    def name(self) -> str:
-        """The queue's name in the graph."""
-        return self.handle.name
+        super().__init__("TokenQueue", name)
 
     def enqueue_many(self, tokens: Any, *, first: bool = False) -> Tensor:
         """Return the op that adds tokens to the queue, those of a step or the ``first`` ones.
@@ -86,11 +77,6 @@ class TokenQueue:
     def close(self, *, failed: bool = False) -> Tensor:
         """Return the op that closes the queue: an OutOfRangeError when it is empty, or an error if failed."""
         return self._record("token_close", failed=failed)
-
-    def _record(self, op_name: str, *inputs: Any, **attrs: Any) -> Tensor:
-        graph = self.handle.graph
-        with graph.within(replace(graph.scope, name="", colocated=self.handle)):
-            return record(op_name, self.handle, *inputs, name=f"{self.name}/{op_name}", **attrs)
 
 
 def _put(handle: Spec, tokens: Spec, first: bool) -> Spec:
