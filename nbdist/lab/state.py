@@ -19,10 +19,6 @@ from nbdist.errors import NbdistError
 from nbdist.lab.actions.status import PendingAction, merge_pending
 
 VERSION = 1
-MAX_SENT = {"runs": 200, "sweeps": 100}
-"""The limit of each list; a problem tells how many older items are left out."""
-
-
 LISTS = {"clusters": "id", "runs": "id", "sweeps": "id", "tasks": "rank"}
 """The lists of a state, and the key of their items."""
 
@@ -108,9 +104,8 @@ class PanelState:
         shared: dict[str, Any] = {"problems": []}
         for name, lister in self._lists.items():
             items, problems = self._poll_lister(name, lister)
-            items, more = newest(merge_pending(name, items, pending), name)
-            shared[name] = items
-            shared["problems"] += [one for one in problems + more if one not in shared["problems"]]
+            shared[name] = ordered(merge_pending(name, items, pending), name)
+            shared["problems"] += [one for one in problems if one not in shared["problems"]]
         return Snapshot(shared, {one: self._poll_lister("tasks", self._tasks, one) for one in clusters})
 
     def _poll_lister(self, name: str, lister: Any, *arguments: str) -> tuple[list[Item], list[str]]:
@@ -126,13 +121,6 @@ class PanelState:
             return [], [f"the {name} cannot be listed: the Jupyter server's log says why"]
         one = getattr(lister, "problem", None)
         return items, [*getattr(lister, "problems", ()), *([one] if one else [])]
-
-
-def newest(items: Sequence[Item], name: str) -> tuple[list[Item], list[str]]:
-    """Return the newest items, up to the limit of their list, and a problem if older ones are left out."""
-    most = MAX_SENT.get(name, len(items))
-    left = len(items) - most
-    return ordered(items, name)[:most], [f"{left} older {name} are not shown"] if left > 0 else []
 
 
 def ordered(items: Iterable[Item], name: str) -> list[Item]:

@@ -113,12 +113,6 @@ def test_actions_on_runs_and_sweeps_are_shown() -> None:
     assert [(one["id"], one["error"]) for one in state["sweeps"]] == [("s", "no"), ("r", None)]
 
 
-def test_the_oldest_runs_are_omitted_and_counted() -> None:
-    state = state_of(runs=[run_item(f"{n:03}", created=float(n)) for n in range(203)]).poll()
-    assert [run["id"] for run in state["runs"]][::199] == ["202", "003"]
-    assert state["problems"] == ["3 older runs are not shown"]
-
-
 def test_polls_are_frequent_while_items_are_active() -> None:
     assert not state_of(clusters=[cluster_item("a")], runs=[run_item("r")]).snapshot().active
     assert not state_of(runs=[run_item("r", status="paused"), run_item("s", status="lost")]).snapshot().active
