@@ -100,11 +100,6 @@ def rows_table(rows: Sequence[Mapping[str, object]], room: int) -> str:
     return table + more(len(rows) - len(body), "rows")
 
 
-def cell(value: object) -> str:
-    """Return one cell of a table."""
-    return f"<td>{line(number(value), 30)}</td>"
-
-
 def outputs(summary: Summary, room: int) -> list[str]:
     """Return what each task printed, under its name."""
     printed = {task: text for task, text in summary.outputs.items() if text}

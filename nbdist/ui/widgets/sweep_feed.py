@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nbdist.errors import NbdistError
 from nbdist.metrics.series import keep_shape
@@ -39,7 +38,6 @@ LONGEST_ERROR = {False: 400, True: 120}
 STATUS_EVERY = 1.0  # seconds after which the status is sent even if only its time has changed
 TIME_DEPENDENT = ("now", "seconds_left", "trials_per_second")  # keys of a status that change without events
 INDEX = {state: index for index, state in enumerate(STATES)}
-Points = NDArray[np.float32]
 
 
 class SweepUpdate(NamedTuple):
