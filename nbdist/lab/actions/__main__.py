@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import DeadlineExceededError, FailedPreconditionError, NbdistError, NotFoundError
@@ -102,33 +102,24 @@ def grow(report: Report, *, id: str, workers: int) -> None:
     """Add workers to a cluster."""
     from nbdist.cluster.cluster import Cluster
 
-    cluster = Cluster.attach(id)
-    try:
+    with closing(Cluster.attach(id)) as cluster:
         cluster.grow(workers, report=report)
-    finally:
-        cluster.close()
 
 
 def shrink(report: Report, *, id: str, workers: int) -> None:
     """Remove the last workers of a cluster."""
     from nbdist.cluster.cluster import Cluster
 
-    cluster = Cluster.attach(id)
-    try:
+    with closing(Cluster.attach(id)) as cluster:
         cluster.shrink(workers, report=report)
-    finally:
-        cluster.close()
 
 
 def restart(report: Report, *, id: str, task: str | None) -> None:
     """Give a task a new process; None stands for all dead tasks."""
     from nbdist.cluster.cluster import Cluster
 
-    cluster = Cluster.attach(id)
-    try:
+    with closing(Cluster.attach(id)) as cluster:
         cluster.restart(task, report=report)
-    finally:
-        cluster.close()
 
 
 def stop_run(report: Report, *, id: str) -> None:

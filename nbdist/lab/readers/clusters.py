@@ -28,7 +28,7 @@ from nbdist.cluster.supervisor.client import describe_exit
 from nbdist.errors import NbdistError
 from nbdist.json_values import text
 from nbdist.lab.actions.status import attach_code
-from nbdist.lab.readers.files import find_home
+from nbdist.lab.readers.files import Item, Mark, find_home, mark_of
 from nbdist.lab.readers.ipyparallel import FoundCluster, ParallelClusters, profile_of
 from nbdist.lab.readers.processes import Processes
 from nbdist.lab.readers.supervisor import SupervisorConnection, SupervisorStatus
@@ -36,7 +36,6 @@ from nbdist.runtime.task import TaskInfo
 from nbdist.wire.hosts import host_identity
 
 PATIENCE_SECONDS = 0.2  # for the replies of all supervisors together
-Item = dict[str, Any]
 
 
 class Clusters:
@@ -178,7 +177,7 @@ class ClusterWatcher:
         self._file, self._busy_folder = f"{folder}/{FILE}", f"{folder}/{FOLDER}"
         self._processes = processes
         self._supervisor = SupervisorConnection(folder)
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: Mark | None = None
         self._read: ClusterDescription | str = ""
         self._busy: tuple[int, frozenset[int], dict[int, str]] | None = None
 
@@ -233,7 +232,7 @@ class ClusterWatcher:
             return None
 
     def _describe(self, status: os.stat_result) -> ClusterDescription | str:
-        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        stamp = mark_of(status)
         if stamp != self._stamp:
             try:
                 self._read = read_description(self.folder)

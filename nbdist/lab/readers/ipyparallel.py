@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,12 +16,13 @@ from typing import Any
 
 from nbdist.cluster.description import LONGEST, MOST_TASKS
 from nbdist.cluster.hub import default_profile
+from nbdist.errors import NotAllowedError
 from nbdist.json_values import mapping, text, whole
+from nbdist.lab.readers.files import Item, Mark, mark_of, open_regular
 from nbdist.lab.readers.processes import Processes
 from nbdist.runtime.task import MOST_PID
 
 MOST_BYTES = 4 << 20
-Item = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ParallelClusters:
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._read: dict[Path, tuple[tuple[int, int, int], ParallelCluster | None]] = {}
+        self._read: dict[Path, tuple[Mark, ParallelCluster | None]] = {}
 
     def poll(self) -> list[FoundCluster]:
         """Return the clusters; incomplete files and files of other users are skipped."""
@@ -48,7 +48,7 @@ class ParallelClusters:
         for path in cluster_files():
             with suppress(OSError):
                 status = os.lstat(path)
-                stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+                stamp = mark_of(status)
                 known = before.get(path)
                 cluster = known[1] if known is not None and known[0] == stamp else read_parallel(path)
                 self._read[path] = (stamp, cluster)
@@ -84,12 +84,10 @@ def cluster_files() -> Iterator[Path]:
 
 def read_parallel(path: Path) -> ParallelCluster | None:
     """Return the content of a cluster file; None if it is incomplete, too large, a link or another user's."""
-    with suppress(OSError, ValueError, RecursionError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    with suppress(OSError, ValueError, RecursionError, NotAllowedError):
+        descriptor, status = open_regular(path)
         with open(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-            if ours and not status.st_mode & 0o002 and status.st_size <= MOST_BYTES:
+            if status.st_uid == os.geteuid() and not status.st_mode & 0o002 and status.st_size <= MOST_BYTES:
                 return parse_parallel(json.loads(file.read(MOST_BYTES + 1)), id_of(path))
     return None
 
