@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from nbdist.draft import to_disk
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError, choices
 from nbdist.home import checked, home, private_folder, refuse_link
 from nbdist.numbers import is_whole
@@ -151,8 +152,8 @@ def _version(path: Path) -> tuple[int, ...]:
 def sync_run(run_id: str) -> None:
     """Bring a ``run.json`` to the disk that was written without ``wait``; raises `OSError`."""
     folder = run_folder(run_id)
-    sync(folder / "run.json", os.O_RDWR)
-    sync_folder(folder)
+    to_disk(folder / "run.json")
+    to_disk(folder)
 
 
 def read_run(run_id: str) -> RunFile:
@@ -276,22 +277,7 @@ def write_whole_file(path: Path, content: bytes, wait: bool = True) -> None:
         draft.unlink(missing_ok=True)
         raise
     if wait:
-        sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Bring a rename in ``folder`` to the disk (POSIX)."""
-    if os.name != "nt":
-        sync(folder, os.O_RDONLY)
-
-
-def sync(path: Path, flags: int) -> None:
-    """Bring a file or folder to the disk, opened with ``flags``."""
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        to_disk(path.parent)
 
 
 # Formatting of times.
