@@ -38,8 +38,10 @@ class Flag:
     group: str = ""
 
 
-def parse(line: str, flags: Mapping[str, Flag], magic: str) -> tuple[list[str], dict[str, Any]]:
-    """Return the positional words and the options of a magic's line.
+def parse(
+    line: str, flags: Mapping[str, Flag], magic: str, most: int | None = None
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the positional words, of which there are at ``most`` so many, and the options of a magic's line.
 
     >>> parse("--workers 3 now", {"--workers": Flag("workers", int, "N")}, "%cluster start")
     (['now'], {'workers': 3})
@@ -48,7 +50,11 @@ def parse(line: str, flags: Mapping[str, Flag], magic: str) -> tuple[list[str], 
         words = shlex.split(line)
     except ValueError as error:
         raise InvalidArgumentError(f"{magic}: cannot read {line!r}: {error}") from None
-    return parse_words(words, flags, magic)
+    plain, options = parse_words(words, flags, magic)
+    if most is not None and len(plain) > most:
+        takes = "it takes one name and the flags" if most else "the flags are"
+        raise InvalidArgumentError(f"{magic}: unexpected word {plain[most]!r}; {takes} {', '.join(flags)}")
+    return plain, options
 
 
 def parse_words(
@@ -167,6 +173,13 @@ START_FLAGS = {
 }
 STOP_FLAGS = {
     "--force": Flag("force", help="stop a cluster even if another notebook started it and has a run on it")
+}
+GRAPH_FLAGS = {
+    "--expand": Flag(
+        "expand", names, "hidden,output", "name scopes to open, and the scopes that contain them"
+    ),
+    "--depth": Flag("depth", int, "N", "open all scopes of N levels; 0 opens none"),
+    "--save": Flag("save", str, "graph.svg", "also save the picture to a file (.svg or .png)"),
 }
 GROW_FLAGS = {"--workers": Flag("workers", int, "N", "number of workers to add or remove (default 1)")}
 

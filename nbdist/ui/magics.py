@@ -27,12 +27,12 @@ from nbdist.run.follow import InterruptDebounce
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.values.delivery import Given
-from nbdist.train.options import names
 from nbdist.trials.sweep import Sweep
 from nbdist.ui.api import LOOK_SECONDS, follow_in_background, run_name, run_sweep, start
 from nbdist.ui.display.run import place
 from nbdist.ui.flags import (
     DISTRIBUTE_FLAGS,
+    GRAPH_FLAGS,
     GROW_FLAGS,
     MAGIC,
     START_FLAGS,
@@ -76,6 +76,16 @@ def shown_briefly(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def with_flags(flags: dict[str, Flag]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Have the docstring of a magic explain its flags, in place of ``{flags}``."""
+
+    def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
+        method.__doc__ = cleandoc(method.__doc__ or "").replace("{flags}", usage(flags))
+        return method
+
+    return decorate
+
+
 def without_traceback(error: NbdistError) -> NbdistError:
     """Return the error, made to show as its message alone in IPython."""
     if not isinstance(error, WorkerError):
@@ -89,6 +99,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
 
     @line_magic  # type: ignore[untyped-decorator]
     @shown_briefly
+    @with_flags(START_FLAGS)
     def cluster(self, line: str) -> Any:
         """Start, show, attach to, detach from, grow, shrink or stop a cluster, or restart its tasks.
 
@@ -114,6 +125,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
 
     @cell_magic  # type: ignore[untyped-decorator]
     @shown_briefly
+    @with_flags(DISTRIBUTE_FLAGS)
     def distribute(self, line: str, cell: str) -> None:
         """Run the cell on every worker, under a strategy, and show it live.
 
@@ -157,6 +169,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
 
     @line_magic  # type: ignore[untyped-decorator]
     @shown_briefly
+    @with_flags(GRAPH_FLAGS)
     def graph(self, line: str) -> GraphView:
         """Show a graph: devices as boxes, transfers as arrows, name scopes that open at a click.
 
@@ -171,11 +184,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         return graph(line, self.shell.user_ns)
 
     def _start(self, line: str) -> Cluster:
-        plain, options = parse(line, START_FLAGS, "%cluster start")
-        if plain:
-            raise InvalidArgumentError(
-                f"%cluster start: unexpected word {plain[0]!r}; the flags are {', '.join(START_FLAGS)}"
-            )
+        _, options = parse(line, START_FLAGS, "%cluster start", most=0)
         try:
             running = Cluster.current()
         except NotFoundError:
@@ -219,9 +228,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         Cluster.current().restart(line.strip() or None)
 
     def _stop(self, line: str) -> None:
-        plain, options = parse(line, STOP_FLAGS, "%cluster stop")
-        if plain:
-            raise InvalidArgumentError(f"%cluster stop: unknown word {plain[0]!r}; the only flag is --force")
+        _, options = parse(line, STOP_FLAGS, "%cluster stop", most=0)
         cluster = Cluster.current()
         cluster.stop(**options)
         print(f"cluster {cluster.id} is stopped")
@@ -247,28 +254,12 @@ def how_many(line: str, magic: str) -> int:
     return int(given[0])
 
 
-def _with_flags(method: Any, flags: dict[str, Flag]) -> None:
-    method.__doc__ = cleandoc(method.__doc__ or "").replace("{flags}", usage(flags))
-
-
 # %graph: shows the picture of a graph.
-
-GRAPH_FLAGS = {
-    "--expand": Flag(
-        "expand", names, "hidden,output", "name scopes to open, and the scopes that contain them"
-    ),
-    "--depth": Flag("depth", int, "N", "open all scopes of N levels; 0 opens none"),
-    "--save": Flag("save", str, "graph.svg", "also save the picture to a file (.svg or .png)"),
-}
 
 
 def graph(line: str, namespace: Mapping[str, Any]) -> GraphView:
     """Execute ``%graph``, with the variables of the notebook."""
-    plain, options = parse(line, GRAPH_FLAGS, "%graph")
-    if len(plain) > 1:
-        raise InvalidArgumentError(
-            f"%graph: unexpected word {plain[1]!r}; it takes one name and the flags {', '.join(GRAPH_FLAGS)}"
-        )
+    plain, options = parse(line, GRAPH_FLAGS, "%graph", most=1)
     if plain and plain[0] not in namespace:
         raise NotFoundError(
             f"%graph: this notebook has no variable {plain[0]!r}; name a graph or a session, or "
@@ -281,22 +272,9 @@ def graph(line: str, namespace: Mapping[str, Any]) -> GraphView:
     return view
 
 
-_with_flags(DistributedMagics.cluster, START_FLAGS)
-
-
-_with_flags(DistributedMagics.distribute, DISTRIBUTE_FLAGS)
-
-
-_with_flags(DistributedMagics.graph, GRAPH_FLAGS)
-
-
 def begin(line: str, cell: str, namespace: dict[str, Any], before: int = 1) -> Run:
     """Start the run of a %%distribute cell; the body begins after ``before`` lines of the cell."""
-    plain, options = parse(line, DISTRIBUTE_FLAGS, "%%distribute")
-    if plain:
-        raise InvalidArgumentError(
-            f"%%distribute: unexpected word {plain[0]!r}; the flags are {', '.join(DISTRIBUTE_FLAGS)}"
-        )
+    _, options = parse(line, DISTRIBUTE_FLAGS, "%%distribute", most=0)
     if (
         place() == "page"
         and not hears_page(getattr(get_ipython(), "kernel", None))
@@ -436,6 +414,7 @@ class SweepMagics(Magics):  # type: ignore[misc]  # IPython has no types
 
     @cell_magic  # type: ignore[untyped-decorator]
     @shown_briefly
+    @with_flags(SWEEP_FLAGS)
     def sweep(self, line: str, cell: str) -> None:
         """Run the cell as trials with different parameters, one per engine, and show them as a grid.
 
@@ -467,9 +446,6 @@ class SweepMagics(Magics):  # type: ignore[misc]  # IPython has no types
         {flags}
         """
         run_of_sweep(line, cell)
-
-
-SweepMagics.sweep.__doc__ = cleandoc(SweepMagics.sweep.__doc__ or "").replace("{flags}", usage(SWEEP_FLAGS))
 
 
 def begin_sweep(
