@@ -249,10 +249,8 @@ CROSS_ENTROPY_GRAD = define_kernel(
 )
 
 
-def _log_likelihood(xp: Any, p: Array, labels: Array) -> Array:
+def _log_likelihood(p: Array, labels: Array) -> Array:
     """-log of the probability given to the true class; TINY keeps it finite, as in Keras."""
-    if xp is not np:
-        return into_new(xp, labels.shape, p.dtype, lambda out: _pick_kernel(xp)(p, labels, out))
     return -np.log(np.maximum(_picked(p, labels), np.asarray(TINY, p.dtype)))  # type: ignore[no-any-return]
 
 
@@ -290,7 +288,7 @@ def _pick_kernel(xp: Any) -> Callable[[Array, Array, Array], None]:
 
     def kernel(p: Array, labels: Array, out: Array) -> None:
         if p.ndim != 2:
-            out[...] = _log_likelihood(np, p, labels)
+            out[...] = _log_likelihood(p, labels)
             return
         if not rows:
             rows.extend((np.arange(len(p)), p.dtype.type(TINY)))
@@ -308,22 +306,19 @@ def _from_probabilities_vjp(np: Any, g: Any, y: Any, p: Any, labels: Any) -> tup
     return np.where(above, -np.expand_dims(g, -1) * hot / np.where(above, p, 1), 0), None
 
 
-define(
+define_into(
     "pick_log_likelihood",
-    forward=_log_likelihood,
     into=_pick_kernel,
     spec=_labels_spec,
     vjp=_from_probabilities_vjp,
 )
 
 
-def _sparse_forward(xp: Any, logits: Array, p: Array, labels: Array) -> Array:
+def _sparse_cross_entropy(logits: Array, p: Array, labels: Array) -> Array:
     """log(sum(exp(z))) - z[label], from z's largest element m: its probability is 1 / sum(exp(z - m)).
 
     It does not use the probability of the true class, which would be 0 where the loss is large.
     """
-    if xp is not np:
-        return into_new(xp, labels.shape, p.dtype, lambda out: _sparse_kernel(xp)(logits, p, labels, out))
     largest = np.max(logits, axis=-1) - _picked(logits, labels)
     return largest - np.log(np.max(p, axis=-1))  # type: ignore[no-any-return]
 
@@ -339,7 +334,7 @@ def _sparse_kernel(xp: Any) -> Callable[[Array, Array, Array, Array], None]:
 
     def kernel(logits: Array, p: Array, labels: Array, out: Array) -> None:
         if p.ndim != 2:
-            out[...] = _sparse_forward(np, logits, p, labels)
+            out[...] = _sparse_cross_entropy(logits, p, labels)
             return
         if not rows:
             rows.extend((np.arange(len(p)), np.empty_like(out)))
@@ -354,10 +349,9 @@ def _sparse_kernel(xp: Any) -> Callable[[Array, Array, Array, Array], None]:
     return kernel
 
 
-define(
+define_into(
     # The probabilities are an input, so that forward and gradient share them.
     "sparse_cross_entropy",
-    forward=_sparse_forward,
     into=_sparse_kernel,
     spec=lambda logits, p, labels: _labels_spec(p, labels),
     vjp=lambda np, g, y, logits, p, labels: (
@@ -368,9 +362,7 @@ define(
 )
 
 
-def _sparse_grad(xp: Any, g: Array, p: Array, labels: Array) -> Array:
-    if xp is not np:
-        return into_new(xp, p.shape, p.dtype, lambda out: _sparse_grad_kernel(xp)(g, p, labels, out))
+def _sparse_grad(g: Array, p: Array, labels: Array) -> Array:
     _require_classes(labels, p.shape[-1])
     result: Array = g[..., None] * (p - (labels[..., None] == np.arange(p.shape[-1])))
     return result
@@ -383,7 +375,7 @@ def _sparse_grad_kernel(xp: Any) -> Callable[[Array, Array, Array, Array], None]
 
     def kernel(g: Array, p: Array, labels: Array, out: Array) -> None:
         if p.ndim != 2:
-            out[...] = _sparse_grad(np, g, p, labels)
+            out[...] = _sparse_grad(g, p, labels)
             return
         if not rows:
             rows.extend((np.arange(len(p)), np.may_share_memory(out, p)))
@@ -403,9 +395,8 @@ def _sparse_grad_spec(g: Spec, p: Spec, labels: Spec) -> Spec:
     return p
 
 
-define(
+define_into(
     "sparse_cross_entropy_grad",
-    forward=_sparse_grad,
     into=_sparse_grad_kernel,
     spec=_sparse_grad_spec,
     in_place=frozenset({1}),
