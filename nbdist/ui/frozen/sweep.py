@@ -23,13 +23,12 @@ import numpy as np
 from nbdist.errors import NbdistError
 from nbdist.metrics.run_folder import duration
 from nbdist.metrics.series import shape_weights
-from nbdist.sweep.parameters import Value, literal
 from nbdist.sweep.reports import Curve
 from nbdist.sweep.state import Ledger, State, Trial
 from nbdist.text import clip
 from nbdist.ui.formatting import shorten, well_formed
 from nbdist.ui.frozen.render import PICTURE_WIDTH, line, rows_table, rows_text
-from nbdist.ui.frozen.sweep_axes import by_weight, ranked
+from nbdist.ui.frozen.sweep_axes import by_weight, ranked, short
 from nbdist.ui.frozen.sweep_cells import cells_of
 from nbdist.ui.frozen.sweep_figure import picture
 from nbdist.ui.widgets.sweep_feed import (
@@ -439,16 +438,6 @@ def other(name: str, taken: Sequence[str], kind: str) -> str:
     ('parameter trial', 'lr')
     """
     return f"{kind} {name}" if name in taken else name
-
-
-def short(value: Value) -> str:
-    """Return a parameter's value as a short text.
-
-    >>> short(0.0123456), short("adam"), short((1, 2)), short(None)
-    ('0.01235', 'adam', '[1, 2]', 'None')
-    """
-    text = f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else literal(value)
-    return clip(text, 40)
 
 
 def times(count: int) -> str:

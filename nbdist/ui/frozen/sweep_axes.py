@@ -316,7 +316,7 @@ class Axis:
         """Return the positions and labels of the ticks, few enough to be readable."""
         if self.values:
             every = -(-len(self.values) // MOST_LABELS)
-            return [(self.place(value), label(value)) for value in self.values[::every]]
+            return [(self.place(value), short(value, LONGEST_LABEL)) for value in self.values[::every]]
         from matplotlib.ticker import LogLocator, MaxNLocator
 
         wide = self.log and self.high / self.low >= 10
@@ -324,7 +324,7 @@ class Axis:
         found = [float(one) for one in locator.tick_values(self.low, self.high)]
         slack = 1e-9
         return [
-            (min(max(place, 0.0), 1.0), label(one))
+            (min(max(place, 0.0), 1.0), short(one, LONGEST_LABEL))
             for one in found
             if -slack <= (place := self.place(one)) <= 1 + slack
         ]
@@ -372,7 +372,11 @@ def axis_of(name: str, values: Sequence[Value], parameter: Parameter | None) -> 
     return Axis(name, (), low, high, logarithmic)
 
 
-def label(value: Value) -> str:
-    """Return a value as the label of a tick."""
-    text = f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else None
-    return clip(literal(value) if text is None else text, LONGEST_LABEL)
+def short(value: Value, most: int = 40) -> str:
+    """Return a parameter's value as a text of at most so many letters.
+
+    >>> short(0.0123456), short("adam"), short((1, 2)), short(None)
+    ('0.01235', 'adam', '[1, 2]', 'None')
+    """
+    text = f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else literal(value)
+    return clip(text, most)
