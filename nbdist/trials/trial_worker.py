@@ -269,14 +269,10 @@ def serve(spec: SweepSpec, body: Body, token: str) -> None:
         try:
             while (trial := here.next()) is not None:
                 forget()  # a signal for the trial before
-                serve_one(spec, trial, body, task, here)
+                # However it ends, its result is sent to the driver.
+                here.end(trial, run_trial(spec, trial, body, task, here.agent, here.begin(trial)))
         finally:
             here.close()
-
-
-def serve_one(spec: SweepSpec, trial: TrialSpec, body: Body, task: Task, here: TrialServer) -> None:
-    """Run one trial and send its result to the driver, however it ends."""
-    here.end(trial, run_trial(spec, trial, body, task, here.agent, here.begin(trial)))
 
 
 def run_trial(
