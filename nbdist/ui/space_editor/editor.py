@@ -17,9 +17,6 @@ from functools import lru_cache
 from html import escape
 from typing import Any
 
-import anywidget
-import traitlets
-
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError, choices
 from nbdist.sweep.parse import MOST_TEXT, as_space
 from nbdist.sweep.pruners import PRUNERS
@@ -30,7 +27,7 @@ from nbdist.text import clip
 from nbdist.ui.kernel import run_below, same_page, this_cell
 from nbdist.ui.space_editor.draft import KINDS, Condition, Draft, Drafts, drafts_of, edited, literals
 from nbdist.ui.space_editor.validate import Checked, Problem, Trials, check, count_trials
-from nbdist.ui.widgets.base import bundled
+from nbdist.ui.widgets.base import BundledWidget
 
 run: Callable[[SpaceEditor], object] | None = None
 """Starts the sweep of an editor that was given a ``trial``; None means `nb.run_sweep`."""
@@ -40,7 +37,7 @@ MOST_VIEWS = 50  # views for which the number of the last applied edit is kept
 ELSEWHERE = "This page was loaded after the editor's cell ran, so it shows no new output below that cell."
 
 
-class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no types
+class SpaceEditor(BundledWidget):
     """Edits a space in the page; ``space``, ``sampler``, ``pruner`` and ``trials`` can also be set in Python.
 
     ``space`` is a `Space`, a mapping of names to ranges, or the text that ``%%sweep`` takes. With ``trial``
@@ -52,10 +49,6 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
     >>> editor.text, editor.count
     ('lr=[0.1, 0.01] width=[32, 64]', 4)
     """
-
-    _esm = traitlets.Unicode().tag(sync=True)
-    _css = traitlets.Unicode().tag(sync=True)
-    _ipython_display_ = None  # ipywidgets 7 has this method, without the text of `_repr_mimebundle_`
 
     def __init__(
         self,
@@ -81,7 +74,7 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
         self._cell: Mapping[str, Any] | None = None
         self._starting = False
         self._result: dict[str, Any] | None = None
-        super().__init__(_esm=bundled("space.js"), _css=bundled("space.css"))
+        super().__init__("space")
         self.on_msg(self._on_page_message)
 
     @property
@@ -179,23 +172,13 @@ class SpaceEditor(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has n
             callback(self)
         return self.sweep
 
-    def close(self) -> None:
-        """Close the widget and its layout model, which would otherwise stay in a saved notebook."""
-        layout = self.layout
-        super().close()
-        if layout is not None:
-            layout.close()
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """Return the display data, with the space as text for front ends that cannot show the widget."""
-        self._cell = this_cell()
-        found = super()._repr_mimebundle_(**kwargs)
-        data = found[0] if isinstance(found, tuple) else found
-        if data is not None:
-            text = self._as_text()
-            data["text/plain"] = f"Space editor: {text}"
-            data["text/html"] = f"<p>Space editor</p><pre>{escape(text)}</pre>"
-        return found
+    def _beside(self) -> dict[str, Any]:
+        """Return the space as text; note the cell that shows the editor."""
+        self._cell, text = this_cell(), self._as_text()
+        return {
+            "text/plain": f"Space editor: {text}",
+            "text/html": f"<p>Space editor</p><pre>{escape(text)}</pre>",
+        }
 
     def _as_text(self) -> str:
         try:

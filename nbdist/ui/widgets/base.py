@@ -1,5 +1,7 @@
 """`StreamingView`: the base class of the live widgets, with snapshots, incremental frames and flow control.
 
+`BundledWidget` is that of all widgets.
+
 The page sends ``ready``, ``visible`` and ``snapshot`` with the number of the last frame that it has applied,
 ``ack`` for a frame that it has drawn, ``focus`` when a user enters or leaves a field, ``closed`` when the
 view is removed, and the widget's own commands. The kernel sends numbered frames: a snapshot, then the
@@ -37,7 +39,37 @@ def bundled(name: str) -> str:
         ) from None
 
 
-class StreamingView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no types
+class BundledWidget(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has no types
+    """A widget of the built front end."""
+
+    _esm = traitlets.Unicode().tag(sync=True)
+    _css = traitlets.Unicode().tag(sync=True)
+    # ipywidgets 7 would show the widget by a method that drops the display's id: no picture could replace it.
+    _ipython_display_ = None
+
+    def __init__(self, bundle: str) -> None:
+        super().__init__(_esm=bundled(f"{bundle}.js"), _css=bundled(f"{bundle}.css"))
+
+    @abstractmethod
+    def _beside(self) -> dict[str, Any]:
+        """Return the display data for front ends that cannot show the widget."""
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        found = super()._repr_mimebundle_(**kwargs)
+        data = found[0] if isinstance(found, tuple) else found
+        if data is not None:
+            data |= self._beside()
+        return found
+
+    def close(self) -> None:
+        """Close the widget and its layout model, which would otherwise stay in a saved notebook."""
+        layout = self.layout
+        super().close()
+        if layout is not None:
+            layout.close()
+
+
+class StreamingView(BundledWidget):
     """A widget that sends frames under flow control, on any thread; ``lock`` orders them, and may be held.
 
     A subclass implements `_send_frame`, `_handle_command` for the page's other messages, and `_as_text` for
@@ -45,11 +77,6 @@ class StreamingView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has
     """
 
     mime_type: ClassVar[str]
-
-    _esm = traitlets.Unicode().tag(sync=True)
-    _css = traitlets.Unicode().tag(sync=True)
-    # ipywidgets 7 would show the widget by a method that drops the display's id: no picture could replace it.
-    _ipython_display_ = None
 
     def __init__(self, bundle: str, lock: AbstractContextManager[object]) -> None:
         self.lock = lock
@@ -63,7 +90,7 @@ class StreamingView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has
         self.visibility_known = False
         """Whether a page has reported its visibility: it sends ``ready`` before it knows that."""
         self.closes_unseen = False
-        super().__init__(_esm=bundled(f"{bundle}.js"), _css=bundled(f"{bundle}.css"))
+        super().__init__(bundle)
         self.on_msg(self._on_page_message)
 
     @abstractmethod
@@ -82,19 +109,15 @@ class StreamingView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has
     def _shown_id(self) -> str:
         """Return the id of the run or sweep that is shown; "" if it has none."""
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """Return the display data, with a text for front ends that cannot show the widget.
+    def _beside(self) -> dict[str, Any]:
+        """Return a text, and the id of what is shown.
 
-        A notebook that is saved now has no more of the view than that, and the id of what it shows: without
-        the widget, JupyterLab draws the run or the sweep from the Jupyter server by this id.
+        A notebook that is saved now has no more of the view than that: without the widget, JupyterLab draws
+        the run or the sweep from the Jupyter server by this id.
         """
-        found = super()._repr_mimebundle_(**kwargs)
-        data = found[0] if isinstance(found, tuple) else found
-        if data is not None:
-            data["text/plain"] = self._as_text()
-            if shown := self._shown_id():
-                data[self.mime_type] = {"version": 1, "live": shown}
-        return found
+        shown = self._shown_id()
+        live = {self.mime_type: {"version": 1, "live": shown}} if shown else {}
+        return {"text/plain": self._as_text(), **live}
 
     def tick(self, now: float) -> None:
         """Send at most one frame, if something has changed and flow control allows it; ``now`` in seconds."""
@@ -117,13 +140,6 @@ class StreamingView(anywidget.AnyWidget):  # type: ignore[misc]  # anywidget has
         with self.lock:
             self.finished = self.snapshot_wanted = True
             self._send_last()
-
-    def close(self) -> None:
-        """Close the widget and its layout model, which would otherwise stay in a saved notebook."""
-        layout = self.layout
-        super().close()
-        if layout is not None:
-            layout.close()
 
     def close_when_left(self) -> None:
         """Close when the last view is closed; until the first view opens, stay open."""
