@@ -12,13 +12,12 @@ Counts are text because a notebook file puts each item of a list on a line of it
 from __future__ import annotations
 
 import base64
-import io
 import json
 from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from nbdist.summary.pictures import HISTOGRAM, Gallery, Picture
+from nbdist.summary.pictures import HISTOGRAM, Gallery, Picture, smaller
 from nbdist.text import clip
 from nbdist.ui.frozen.summary import short_task
 
@@ -80,15 +79,7 @@ def size(value: Any) -> int:
 
 def resized(encoded: str, side: int) -> str:
     """Return an image, a PNG in base64, with sides of at most ``side`` pixels."""
-    from PIL import Image
-
-    with Image.open(io.BytesIO(base64.b64decode(encoded))) as image:
-        if max(image.size) <= side:
-            return encoded
-        image.thumbnail((side, side))
-        buffer = io.BytesIO()
-        image.save(buffer, "png", optimize=True)
-    return base64.b64encode(buffer.getvalue()).decode("ascii")
+    return base64.b64encode(smaller(base64.b64decode(encoded), side, optimize=True)).decode("ascii")
 
 
 def pictures_html(entries: Sequence[dict[str, Any]], limit: int = SAVED_LIMIT) -> str:

@@ -14,7 +14,6 @@ A note marks each place where content was cut.
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -26,7 +25,7 @@ from nbdist.ui.frozen.render import html, text
 from nbdist.ui.frozen.run_figure import columns_of, picture
 from nbdist.ui.frozen.summary import Summary, axis_words, is_plain
 from nbdist.ui.gpus import fewer_points
-from nbdist.ui.pictures import SAVED_LIMIT, fewer
+from nbdist.ui.pictures import SAVED_LIMIT, fewer, size
 from nbdist.ui.widgets.run_feed import Chart, clock_of, course, plan_charts
 
 RUN = "application/vnd.nbdist.run+json"
@@ -194,8 +193,3 @@ def curve(name: str, replica: int | str, kind: str, steps: Any, values: Any) -> 
         "steps": " ".join(str(int(step)) for step in steps),
         "values": " ".join(f"{value:.4g}" for value in values),
     }
-
-
-def size(value: Any) -> int:
-    """Return the size of a value in a notebook file, in bytes."""
-    return len(json.dumps(value, indent=1))
