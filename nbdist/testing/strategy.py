@@ -247,10 +247,9 @@ class StrategyContract:
 
     def test_fit_is_that_of_one_device(self, world: World, batch: tuple[int, int]) -> None:
         rows, size = batch
-        expected, steps = alone_once(
-            lambda strategy, _: fitted(strategy, SGD(0.3, momentum=0.5), rows, size), "fit", rows, size
-        )
-        results = everywhere(world, lambda strategy, _: fitted(strategy, SGD(0.3, momentum=0.5), rows, size))
+        body = lambda strategy, _: fitted(strategy, SGD(0.3, momentum=0.5), rows, size)
+        expected, steps = alone_once(body, "fit", rows, size)
+        results = everywhere(world, body)
         for weights, global_step in results:
             self.assert_as_alone(weights, expected)
             assert global_step == steps
@@ -278,10 +277,9 @@ class StrategyContract:
 
     def test_a_loop_of_ones_own_is_that_of_one_device(self, world: World, batch: tuple[int, int]) -> None:
         rows, size = batch
-        expected, of_all = alone_once(
-            lambda strategy, _: looped(strategy, SGD(0.3, momentum=0.5), rows, size), "loop", rows, size
-        )
-        results = everywhere(world, lambda strategy, _: looped(strategy, SGD(0.3, momentum=0.5), rows, size))
+        body = lambda strategy, _: looped(strategy, SGD(0.3, momentum=0.5), rows, size)
+        expected, of_all = alone_once(body, "loop", rows, size)
+        results = everywhere(world, body)
         for weights, found in results:
             self.assert_as_alone(weights, expected)
             self.assert_as_alone([np.array(found)], [np.array(of_all)], rtol=1e-4)
