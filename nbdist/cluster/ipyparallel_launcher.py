@@ -132,7 +132,10 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
         supervisor = self.supervisor
         if supervisor is None:
             return
-        await asyncio.get_running_loop().run_in_executor(None, supervisor.end, STOP_TIMEOUT)
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, supervisor.end, STOP_TIMEOUT)
+        except RuntimeError:  # the interpreter is ending, and starts no more threads
+            supervisor.end(STOP_TIMEOUT)
         remove_traces(Path(self.supervisor_folder), Path(self.supervisor_folder).name)
         self._ended({"exit_code": 0, "engines": {}})
 

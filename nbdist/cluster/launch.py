@@ -41,7 +41,7 @@ from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.wire.keys import ClusterKeys
 
 LEAST_DISK_SPACE = 64 << 10  # bytes on the disk of the cluster's folder, without which nothing starts
-UNDO_SECONDS = 4.0  # for the processes of a start that has failed to end
+UNDO_SECONDS = 2.5  # for the supervisor of a start that has failed to answer, and for its processes to end
 ASK_SECONDS = 0.25  # between two requests for the hub's engines
 Report = Callable[[str], object]
 

@@ -39,6 +39,8 @@ DTYPES = ["?", "i1", "<i4", "<i8", "u2", "f2", "f4", "f8", "g", "c8", "c16", ">f
 CHANCE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 """The machine may be busy, and sizes are random: neither is a failure."""
 Work = Callable[[Collective], Any]
+RECORD = np.dtype([(f"a_field_with_a_long_name_{n}", "f4") for n in range(30)])
+"""A dtype whose name is longer than what ranks tell each other of a call."""
 MISMATCHES: dict[str, tuple[tuple[Work, Work], list[str]]] = {
     "shape": (
         (lambda g: g.all_reduce(np.ones(3)), lambda g: g.all_reduce(np.ones((2, 2)))),
@@ -64,6 +66,10 @@ MISMATCHES: dict[str, tuple[tuple[Work, Work], list[str]]] = {
     "large": (
         (lambda g: g.broadcast(np.ones(900_000)), lambda g: g.reduce_scatter(np.ones(900_000))),
         ["broadcast", "reduce_scatter"],
+    ),
+    "fields": (
+        (lambda g: g.all_gather(np.ones(3, RECORD)), lambda g: g.all_gather(np.ones(4, RECORD))),
+        ["shape=(3,)", "shape=(4,)"],
     ),
 }
 """The calls of two ranks that do not match, and what an error about them names."""

@@ -342,8 +342,17 @@ class GroupBroken(Exception):
     @classmethod
     def raise_unless_same(cls, calls: dict[int, str], sequence: int, labels: Sequence[str]) -> None:
         """Raise it unless the ranks make the same call, given as text by rank."""
-        if failure := compare(calls, sequence, labels):
-            raise cls.by("InvalidArgumentError", failure)
+        if len(set(calls.values())) > 1:
+            raise cls.of_calls(calls, sequence, labels)
+
+    @classmethod
+    def of_calls(cls, calls: dict[int, str], sequence: int, labels: Sequence[str]) -> GroupBroken:
+        """Return it for ranks whose calls differ, given as text by rank; texts may be cut off and alike."""
+        differ = compare(calls, sequence, labels) or (
+            f"ranks do not agree on collective #{sequence}: all calls begin with {next(iter(calls.values()))}, "
+            "and differ after it"
+        )
+        return cls.by("InvalidArgumentError", differ)
 
 
 # Abort checks of a waiting rank: a run's abort flag, for example.

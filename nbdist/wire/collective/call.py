@@ -26,6 +26,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.wire.rpc.frame import Array
 
+LONGEST_DTYPE = 160  # characters of a dtype in `CollectiveCall.text`, which transports cut off at about 500
 OPS: dict[str, np.ufunc] = {
     "sum": np.add,
     "mean": np.add,
@@ -59,7 +60,7 @@ class CollectiveCall:
             return "barrier()"
         first = f"op={self.op!r}, " if self.op else f"root={self.root}, " if self.root >= 0 else ""
         buffer = f", in symmetric buffer {self.buffer}" if self.buffer >= 0 else ""
-        return f"{self.what}({first}dtype={self.dtype}, shape={self.shape}{buffer})"
+        return f"{self.what}({first}dtype={_short(self.dtype)}, shape={self.shape}{buffer})"
 
     @cached_property
     def digest(self) -> int:
@@ -208,6 +209,14 @@ def complete(call: CollectiveCall, values: Sequence[Array], out: Array, rank: in
 def flat(call: CollectiveCall, x: Array) -> Array:
     """Return x as one row of the dtype `work`; a copy only if necessary."""
     return np.ascontiguousarray(x, call.work).reshape(-1)
+
+
+def _short(dtype: np.dtype[Any]) -> str:
+    """Return a dtype's name; a long one, of a record, as its beginning and a hash of all of it."""
+    name = str(dtype)
+    if len(name) <= LONGEST_DTYPE:
+        return name
+    return f"{name[:LONGEST_DTYPE]}... ({blake2b(name.encode(), digest_size=8).hexdigest()})"
 
 
 def compare(calls: dict[int, str], sequence: int, labels: Sequence[str]) -> str:

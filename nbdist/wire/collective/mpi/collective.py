@@ -136,7 +136,7 @@ class MpiCollective(Collective):
         calls = {
             rank: text.tobytes().rstrip(b"\0").decode(errors="ignore") for rank, text in enumerate(texts)
         }
-        GroupBroken.raise_unless_same(calls, self.sequence, self.labels)
+        raise GroupBroken.of_calls(calls, self.sequence, self.labels)
 
     def _announce_failure(self, failure: GroupFailure) -> None:
         self._transport.control.announce_failure(failure)

@@ -443,7 +443,7 @@ class SequenceCounters:
             if words[DIGEST + slot] != digest:
                 self._synchronizer.check()  # the failure of a rank is a better reason
                 texts = {rank: segment.read_call(slot) for rank, segment in enumerate(self.segments)}
-                GroupBroken.raise_unless_same(texts, self.sequence(), self._labels)
+                raise GroupBroken.of_calls(texts, self.sequence(), self._labels)
 
     def put(self) -> None:
         """Publish another chunk."""
