@@ -39,7 +39,7 @@ class Boundary:
     ) -> None:
         self._context, self._replicas, self._step, self._save = context, replicas, step, save
         self.handled, self.rested = 0, context.control.rested()
-        self._rates = context.rates_handled
+        self.rates_handled = context.rates_handled
         """How many of the control's learning rates these replicas have taken in; others may train in turn."""
         self._waits = False
         """Whether something is left to be done after the next step."""
@@ -70,8 +70,8 @@ class Boundary:
                     progress.last_rest = (progress.step, rested)
                 else:
                     progress.rested += rested
-        if control.rates > self._rates and not control.stop_requested:
-            self._rates = self._context.rates_handled = control.rates
+        if control.rates > self.rates_handled and not control.stop_requested:
+            self.rates_handled = self._context.rates_handled = control.rates
             for replica in self._replicas():
                 change_rate(replica, control.rate)
             self.show_rate()

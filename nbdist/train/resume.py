@@ -195,6 +195,8 @@ class State:
     """The learning rate that it was begun with."""
     rate: float = 0.0
     """The one of its next update."""
+    rate_factor: float = 1.0
+    """What a rate that a user has asked for multiplies those of a loop's scheduler by."""
     history: dict[str, Any] = field(default_factory=dict)
     made_with: dict[str, Any] = field(default_factory=dict)
     """What must be the same in a training that continues this one."""

@@ -46,7 +46,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Config = Callable[[], dict[str, Any]]
 
 
-COMPONENTS = ("origin", "history", "loss_scale", "values")
+COMPONENTS = ("origin", "history", "loss_scale", "rate_factor", "values")
 
 
 class ResumeAdapter:

@@ -19,7 +19,7 @@ import nbdist as nb
 from nbdist.checkpoint.manager import parse_interval, state_files
 from nbdist.data import Dataset
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
-from nbdist.train.context import Context, use_here
+from nbdist.train.context import Context, current, use_here
 from nbdist.train.one_device import OneDeviceReplica, OneDeviceStrategy
 from nbdist.train.options import TrainingOptions
 from nbdist.train.replica import RetryStep
@@ -42,10 +42,13 @@ def newest(folder: Path) -> Any:
 
 
 class Torch:
-    """A loop over a linear layer; ``scheduler`` steps for each "batch" or "epoch"."""
+    """A loop over a linear layer; ``scheduler`` steps for each "batch" or "epoch".
 
-    def __init__(self, scheduler: str = "", nan: str = "stop") -> None:
-        self.scheduler, self.nan = scheduler, nan
+    A user asks for another rate, ``asks``, after its first step.
+    """
+
+    def __init__(self, scheduler: str = "", nan: str = "stop", asks: float | None = None) -> None:
+        self.scheduler, self.nan, self.asks = scheduler, nan, asks
         self.steps = 0
         self.kept: dict[str, Any] = {}
 
@@ -90,6 +93,8 @@ class Torch:
                         optimizer.step()
                         optimizer.zero_grad()
                         self.steps, made = self.steps + 1, made + 1
+                        if made == 1 and self.asks is not None:
+                            current().control.set_rate(self.asks)
                     self.kept["batches"] += 1
                     if self.scheduler == "batch":
                         scheduler.step()  # type: ignore[union-attr]
@@ -166,6 +171,53 @@ def test_a_number_of_epochs_for_a_run_is_named(capsys: pytest.CaptureFixture[str
     ):
         pass
     assert any("--epochs is for fit" in text for text in noted)
+
+
+def test_a_rate_reaches_wraps_in_turn_and_multiplies_the_schedule_of_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rates: dict[Any, list[float]] = {}
+    push = OneDeviceReplica.push
+
+    def noted(replica: OneDeviceReplica) -> None:
+        rates.setdefault(replica, []).append(replica.learning_rate)
+        push(replica)
+
+    monkeypatch.setattr(OneDeviceReplica, "push", noted)
+    context = Context(quiet=True)
+    models = [torch.nn.Linear(4, 1) for _ in range(2)]
+    optimizers = [torch.optim.SGD(one.parameters(), 0.1) for one in models]
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in optimizers]
+    data = Dataset.from_arrays(X[:24], X[:24, :1]).batch(8)
+    with (
+        use_here(context),
+        nb.frameworks.torch.wrap(models[0], optimizers[0], data) as first,
+        nb.frameworks.torch.wrap(models[1], optimizers[1], data) as second,
+    ):
+        for _ in range(3):
+            for pair in zip(first, second, strict=True):
+                for (features, targets), model, optimizer in zip(pair, models, optimizers, strict=True):
+                    ((model(features) - targets) ** 2).mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if rates[next(iter(rates))] == [0.1]:
+                    context.control.set_rate(0.8)
+            schedulers[1].step()
+    assert list(rates.values()) == [[0.1, *[0.8] * 8], [0.1, 0.8, 0.8, *[0.4] * 3, *[0.2] * 3]]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("after", [1, 2], ids=["before the scheduler's step", "after it"])
+def test_a_rate_that_was_asked_for_multiplies_the_schedule_of_a_continued_loop(
+    tmp_path: Path, after: int
+) -> None:
+    loop = Torch("epoch", asks=0.5)
+    whole = loop.run()
+    with pytest.raises(Killed):
+        loop.run(saving(tmp_path, every=1), dies=after * STEPS - 1)
+    assert newest(tmp_path).rate_factor == 5
+    loop.asks = None
+    np.testing.assert_array_equal(loop.run(TrainingStates(read=state_files(tmp_path))), whole)
 
 
 class LosesAWorker(OneDeviceReplica):

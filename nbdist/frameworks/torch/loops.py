@@ -57,7 +57,8 @@ def wrap(
     this replica's share of each batch, as tensors. Their ``len`` is their number
     in a pass, where it is known. All replicas make the same passes and call ``optimizer.step`` at the same
     batches. *Stop* ends the pass, and the ``with`` where the next
-    one begins, without an error. Schedulers of torch change the rate of the strategy's updates.
+    one begins, without an error. Schedulers of torch change the rate of the strategy's updates; a rate of the
+    live view multiplies the rest of the schedule.
 
     - ``model``: an nn.Module, made alike on every worker; at the end it has the trained weights
     - ``optimizer``: one of torch.optim that ``fit`` takes, of the model's parameters; its state is not used
@@ -161,6 +162,8 @@ class Batches:
         self._training, self._model, self._optimizer = training, model, optimizer
         self._rates = GroupRates.of(optimizer.param_groups)
         self._rate = self._rates.rate
+        self._asked, self._factor = training.driver.boundary.rates_handled, 1.0
+        training.resume.components.register("rate_factor", self)
         self._continues, self._follows = training.resume.rate, True
         if training.joins:
             self._continues = rate_of(training.replica)
@@ -247,15 +250,31 @@ class Batches:
 
     def _follow_rate(self) -> None:
         """Change the strategy's learning rate if a scheduler has changed the optimizer's."""
-        rate = self._rates.rate
+        rate, training = self._rates.rate, self._training
         expected, self._continues = self._continues, None
         if expected is not None:  # the first step of a training that is continued
             self._rate = rate
-            if "initial_lr" in self._optimizer.param_groups[0] and not isclose(rate, expected):
-                self._miscounted(rate, expected)
+            at = rate * self._factor
+            if "initial_lr" in self._optimizer.param_groups[0] and not isclose(at, expected):
+                self._miscounted(at, expected)
+        factor = self.state_dict()
         if rate != self._rate and self._follows:
             self._rate = rate
-            change_rate(self._training.replica, rate)
+            change_rate(training.replica, rate * factor)
+            training.driver.boundary.show_rate()
+
+    def state_dict(self) -> float:
+        """Return what the rate that a user has asked for multiplies those of schedulers by."""
+        training = self._training
+        handled = training.driver.boundary.rates_handled
+        if self._asked != handled:
+            self._asked = handled
+            self._factor = training.context.control.rate / self._rate if self._rate else 1.0
+        return self._factor
+
+    def load_state_dict(self, state: float) -> None:
+        """Continue with what :meth:`state_dict` returned."""
+        self._factor = state
 
     def _miscounted(self, rate: float, expected: float) -> None:
         """Refuse a scheduler that is not where the training is; one of a process that has joined is left."""
