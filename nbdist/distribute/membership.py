@@ -262,14 +262,16 @@ class GroupReplica(Replica, Membership):
     def admit(self, leave: bool = False) -> bool:
         """Have new processes join and others leave, if the last exchange said so; return whether it did.
 
-        Those that wait to join loops of one's own are admitted by the loop. Raises ReplicaLeft where this
+        Those that wait to join loops of one's own are admitted by the loop, and others wait on where the
+        training has no position. Raises ReplicaLeft where this
         replica has left.
         """
         self.leaving = leave
-        if not self.regroups_next or self._looped:
+        joins = self.hooks.position is not None
+        if not self.regroups_next or self._looped or not (joins or self.said[1]):
             return False
         self.regroups_next, self.said = False, (0, 0)
-        self.form_again(admits=self._strategy.waiting(self._digest), leaves=self.leaves)
+        self.form_again(admits=self._strategy.waiting(self._digest) if joins else (), leaves=self.leaves)
         return True
 
     @abstractmethod

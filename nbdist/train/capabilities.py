@@ -94,7 +94,7 @@ class TrainingHooks:
     Only replicas of strategies with ``has_sums`` call it.
     """
     position: Callable[[], JoinedState] | None = None
-    """Returns what a new process that joins now has to know."""
+    """Returns what a new process that joins now has to know; None where none can join."""
     saved: Callable[[], RestoredState | None] | None = None
     """Returns the optimizer's slots in the newest state that the run has saved."""
 

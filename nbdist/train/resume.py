@@ -374,8 +374,9 @@ class EpochBatches:
         return DataCursor(self._epoch, self._batches, self._opened if begun else self.dataset.opened)
 
     def cursor_within(self, steps: int) -> DataCursor:
-        """Return the position in the epoch under way, after so many of its steps in this process."""
-        return DataCursor(self._epoch, self._batches + steps, self._opened)
+        """Return the position after so many steps in this process since the last epoch has ended."""
+        at = self.cursor
+        return DataCursor(at.epoch, at.batches + steps, at.opened)
 
     def advance(self, steps: int) -> None:
         """Move past so many batches.
@@ -418,7 +419,7 @@ class EpochBatches:
         """Return the batches of the next epoch that are still to come."""
         batches = self._endless
         if batches is None:
-            self._opened = self.dataset.opened
+            self._opened, self._within = self.dataset.opened, True
             batches = self._strategy.batches(self.dataset, self._meter, self._reuse)
             self.close()
             self._current = batches

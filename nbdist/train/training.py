@@ -260,6 +260,18 @@ class Training:
             self.context.control.check()
         return not self.ended
 
+    def ready_within(self) -> bool:
+        """Do what `ready` does before a step that is not the first one of a batch of `passes`.
+
+        No process joins there, as none could begin at this place. It joins before the next batch.
+        """
+        hooks = self.own.hooks
+        position, hooks.position = hooks.position, None
+        try:
+            return self.ready()
+        finally:
+            hooks.position = position
+
     def ask_again(self) -> None:
         """Have `ready` be asked once more, since the step that followed was not made."""
         self._asked = None
@@ -304,6 +316,7 @@ class Training:
                 if self.ended:
                     break
                 self._handed += self._asked is not None  # else it comes again
+                self._require_a_step_for_each()
             left = False
         finally:
             if self._pass is own:
@@ -320,6 +333,26 @@ class Training:
             driver.events.flush()
         ends = self.end_epoch(self.ended or self.context.control.stop_requested)
         self.ended = self.ended or ends
+
+    def _require_a_step_for_each(self) -> None:
+        """Raise where a process has found its place by its steps, and makes more or fewer than batches."""
+        membership = self.own.membership
+        made = self.driver.steps - self.begun_at
+        if membership is not None and membership.joins_at and made != self._handed:
+            raise FailedPreconditionError(
+                "this process replaces one that was lost, and continues after as many batches as that one "
+                "had made steps, but this loop does not make one step for each batch: make one, or train "
+                "with fit(), which also accumulates"
+            )
+
+    def require_place(self) -> None:
+        """Raise for a step with a batch from elsewhere that was made before this process joined."""
+        if self.joins and self._handed is None and self.driver.last is None:
+            raise FailedPreconditionError(
+                "this process joins a training that is under way, and a step with a batch from elsewhere "
+                "than batches(data), before its first pass, has no place in it: make such steps within a "
+                "pass only"
+            )
 
     def _end_left(self) -> None:
         self._pass, self._passed = None, self._passed + 1

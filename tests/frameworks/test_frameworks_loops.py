@@ -19,10 +19,12 @@ import nbdist as nb
 from nbdist.checkpoint.manager import parse_interval, state_files
 from nbdist.data import Dataset
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.frameworks.jax.replica import JaxReplica
+from nbdist.train.capabilities import Membership
 from nbdist.train.context import Context, current, use_here
 from nbdist.train.one_device import OneDeviceReplica, OneDeviceStrategy
 from nbdist.train.options import TrainingOptions
-from nbdist.train.replica import RetryStep
+from nbdist.train.replica import Replica, RetryStep
 from nbdist.train.resume import TrainingStates, read_saved
 
 X = np.random.default_rng(0).random((40, 4), np.float32)
@@ -257,6 +259,41 @@ def test_a_scheduler_that_a_repeated_batch_steps_twice_is_named(
     assert ("one step ahead" in capsys.readouterr().out) == scheduled
 
 
+class Joins(Membership):
+    """Of a process that joins after a number of steps; notes where others could join it."""
+
+    positions: list[bool]
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    def admit(self, leave: bool = False) -> bool:
+        self.positions.append(self._replica.hooks.position is not None)
+        return False
+
+
+@pytest.fixture
+def joins(monkeypatch: pytest.MonkeyPatch) -> type[Joins]:
+    monkeypatch.setattr(Joins, "positions", [], raising=False)
+    for kind in (OneDeviceReplica, JaxReplica):
+        monkeypatch.setattr(kind, "membership", property(Joins))
+    return Joins
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_process_that_joins_by_its_steps_makes_one_for_each_batch(
+    joins: type[Joins], monkeypatch: pytest.MonkeyPatch, accumulate: int
+) -> None:
+    monkeypatch.setattr(joins, "joins_at", STEPS + 2)
+    loop = Torch()
+    if accumulate == 1:
+        loop.run()
+        assert (loop.steps, loop.kept["batches"]) == (2 * STEPS - 2, 2 * STEPS - 2)
+        return
+    with pytest.raises(FailedPreconditionError, match="does not make one step for each batch"):
+        loop.run(accumulate=accumulate)
+
+
 def jax_loss(params: Any, batch: Any) -> Any:
     return jnp.mean((batch @ params["w"]) ** 2) * 1e-6
 
@@ -306,6 +343,25 @@ def test_a_pass_that_was_left_does_not_disturb_the_next_one() -> None:
         assert rows_of(training.batches(data), training) == [*range(20)]
         with pytest.raises((FailedPreconditionError, StopIteration)):
             next(kept)
+
+
+def test_processes_join_before_the_batches_of_a_pass_only(joins: type[Joins]) -> None:
+    with jax_loop() as training:
+        for batch in training.batches(Dataset.from_arrays(ROWS).batch(10)):
+            training.step(batch)
+            training.step(batch)
+        training.step(ROWS[:4])
+    assert joins.positions == [True, False, True, False, False]
+
+
+def test_a_batch_from_elsewhere_before_the_place_of_a_process_that_joins_is_refused(
+    joins: type[Joins], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joins, "joins_at", 2)
+    with jax_loop() as training:
+        assert not rows_of(training.batches(Dataset.from_arrays(ROWS).batch(10)), training)
+        with pytest.raises(FailedPreconditionError, match="before its first pass, has no place"):
+            training.step(ROWS[:4])
 
 
 def test_a_batch_from_elsewhere_is_refused_where_the_place_is_saved(tmp_path: Path) -> None:

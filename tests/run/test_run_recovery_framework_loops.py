@@ -78,6 +78,29 @@ with nb.frameworks.jax.wrap(loss, params, optimizer="adam", nan={nan!r}) as trai
 weights = [np.asarray(training.params["w"])]
 """
 
+# Two steps for each batch; "seen" has the step, the pass, the step of the batch and the number of the batch.
+TWICE = """
+import threading
+import numpy as np
+import jax.numpy as jnp
+x = np.arange(90, dtype=np.float32).reshape(90, 1)
+params = {{"w": np.ones((1, 1), np.float32)}}
+data = nb.data.Dataset.from_arrays(x).batch(9)
+seen = []
+
+def loss(params, batch):
+    return jnp.mean(batch @ params["w"]) * 1e-6
+
+with nb.frameworks.jax.wrap(loss, params) as training:
+    for epoch in range(10_000):
+        for batch in training.batches(data):
+            for number in range(2):
+                step = training._loop.training.driver.steps
+                training.step(batch)
+                seen.append((step, epoch, number, int(np.asarray(batch)[0, 0]) // 9))
+            threading.Event().wait(0.005)
+"""
+
 
 def body(source: str, folder: Path, at: int = 0, bad: int = 0, nan: str = "stop") -> str:
     return source.format(folder=str(folder), at=at, bad=bad, nan=nan)
@@ -145,6 +168,21 @@ def test_a_lost_worker_of_a_loop_is_replaced(start: Any, tmp_path: Path, source:
     for other in trained[1:]:
         for a, b in zip(trained[0], other, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_a_new_process_joins_before_a_batch_and_not_between_its_steps(start: Any, tmp_path: Path) -> None:
+    cluster = start(workers=3, ps=0)
+    run = start_run(body(TWICE, tmp_path), Options(strategy="multi_worker", seed=1), cluster=cluster)
+    until_all_reach(run, 12)
+    kill(cluster, 1)
+    until(lambda: bool(restarts(run)) and restarts(run)[0].step is not None, during=run)
+    until_all_reach(run, (restarts(run)[0].step or 0) + 30)
+    stopped(run, tmp_path / "gate")
+    seen = [{step: at for step, *at in one} for one in cluster.run("seen", on=[0, 1, 2])]
+    together = sorted(set.intersection(*map(set, seen)))
+    assert len(together) > 10
+    for step in together:
+        assert seen[0][step] == seen[1][step] == seen[2][step], step
 
 
 @pytest.mark.parametrize("source", [pytest.param(TORCH, id="torch"), pytest.param(JAX, id="jax")])

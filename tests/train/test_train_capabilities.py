@@ -25,13 +25,14 @@ from nbdist.distribute import (
 )
 from nbdist.distribute.all_reduce import AllReduceReplica
 from nbdist.distribute.elastic import ElasticReplica
+from nbdist.distribute.membership import GroupReplica, GroupStrategy
 from nbdist.distribute.served_replica import ServedReplica
 from nbdist.distribute.sharded import ShardedReplica
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError
 from nbdist.optim import SGD, Optimizer
 from nbdist.runtime.tables import RowGradient
 from nbdist.testing.strategy import World, everywhere, thread_world
-from nbdist.train.capabilities import Agreement, Measures, ReplicaState, RestoredState
+from nbdist.train.capabilities import Agreement, JoinedState, Measures, ReplicaState, RestoredState
 from nbdist.train.context import Context
 from nbdist.train.custom.replicas import NoVariables
 from nbdist.train.replica import ReplicaLeft, change_rate, continuing, rate_of, step_program, tables_in
@@ -295,6 +296,34 @@ def test_without_processes_that_come_or_leave_nothing_changes(kind: str) -> None
         return one.joins_at, one.joined, one.left_out, one.regroups_next
 
     assert on_each(kind, body) == [(None, None, None, False)] * KINDS[kind].size
+
+
+@having("membership", "ps", "ps --sync")
+def test_new_processes_wait_while_the_training_has_no_place_for_them(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would begin elsewhere in the data than the others are; a replica that leaves does not wait."""
+    admitted: list[Any] = []
+    monkeypatch.setattr(GroupStrategy, "waiting", lambda self, digest: [7])
+    monkeypatch.setattr(GroupReplica, "form_again", lambda self, **given: admitted.append(given))
+
+    def body(replica: Replica, *_: Any) -> Any:
+        one = replica.membership
+        assert isinstance(one, GroupReplica)
+        found = []
+        for leaving in (0, 1):
+            one.note_changes(1, leaving)
+            replica.hooks.position = None
+            found.append((one.admit(), one.regroups_next))
+            replica.hooks.position = lambda: JoinedState({}, [])
+            found.append((one.admit(), one.regroups_next))
+        return found
+
+    kept, made, nothing = (False, True), (True, False), (False, False)
+    assert on_each(kind, body) == [[kept, made, made, nothing]] * KINDS[kind].size
+    size = KINDS[kind].size
+    given = [{"admits": ranks, "leaves": False} for ranks in ([7], ())]
+    assert [admitted.count(one) for one in given] == [size, size]
 
 
 def test_an_independent_replica_leaves_when_it_is_asked() -> None:

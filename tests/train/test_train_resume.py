@@ -29,7 +29,7 @@ from nbdist.train.context import Context, current, use_here
 from nbdist.train.logging import log
 from nbdist.train.one_device import OneDeviceReplica, OneDeviceStrategy
 from nbdist.train.options import TrainingOptions
-from nbdist.train.resume import DataCursor, TrainingStates, difference, read_saved
+from nbdist.train.resume import DataCursor, EpochBatches, TrainingStates, difference, read_saved
 
 ROWS = 20
 x = np.random.default_rng(0).normal(size=(ROWS, 6)).astype(np.float32)
@@ -643,6 +643,15 @@ def test_a_strategy_without_a_state_is_refused(tmp_path: Path) -> None:
     alone.run(lambda: body_of()(1))
     with pytest.raises(InvalidArgumentError, match="cannot continue a training"):
         bench.run(lambda: body_of()(2), read=alone.state)
+
+
+def test_the_place_between_two_passes_is_at_the_orders_of_the_next_one() -> None:
+    data = Dataset.range(12).shuffle(12, seed=1).batch(4)
+    batches = EpochBatches(OneDeviceStrategy(), data, None, DataCursor(), lambda: None)
+    for steps, _ in enumerate(batches.next_epoch()):
+        assert batches.cursor_within(steps) == DataCursor(0, steps, (0,))
+    batches.end_epoch(3, whole=True)
+    assert batches.cursor_within(0) == batches.cursor == DataCursor(1, 0, (1,))
 
 
 def test_the_first_difference_is_reported() -> None:

@@ -207,6 +207,8 @@ class LoopOfSteps:
         if training.ended:
             raise AbortedError(f"{over}. A loop over batches() ends then")
         made = training.driver.steps
+        if size is None:
+            training.require_place()
         if size is None and self._context.states is not None:
             raise InvalidArgumentError(
                 "a batch from elsewhere than batches(data) has no place in the data that a run could save or "
@@ -215,7 +217,7 @@ class LoopOfSteps:
         while training.driver.steps == made:
             try:
                 with device_scope(self._context.device):
-                    if not training.ready():
+                    if not training.ready_within():
                         raise StepStopped
                     whole = len(arrays[0]) * strategy.num_replicas_in_sync if size is None else size
                     results = training.complete(training.compute(arrays, whole))
