@@ -259,6 +259,24 @@ def test_a_scheduler_that_a_repeated_batch_steps_twice_is_named(
     assert ("one step ahead" in capsys.readouterr().out) == scheduled
 
 
+@pytest.mark.parametrize("left_out", [0, 1], ids=["before a step", "before the step that is lost"])
+def test_a_batch_that_a_loop_leaves_out_is_in_no_step(left_out: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        OneDeviceStrategy, "replica", lambda self, *given, **more: LosesAWorker(*given, **more)
+    )
+    context, model = Context(quiet=True, is_chief=True), torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = Dataset.from_arrays(X, X[:, :1]).batch(8)
+    with use_here(context), nb.frameworks.torch.wrap(model, optimizer, data) as batches:
+        for features, targets in batches:
+            if features[0, 0] == float(X[8 * left_out, 0]):
+                continue
+            optimizer.zero_grad()
+            ((model(features) - targets) ** 2).mean().backward()
+            optimizer.step()
+    assert (context.progress.step, context.progress.examples) == (4, 32)
+
+
 class Joins(Membership):
     """Of a process that joins after a number of steps; notes where others could join it."""
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from math import isclose
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -108,7 +109,7 @@ def wrap(
         batches = Batches(training, trainable, optimizer)
         stack.enter_context(replaced_step(optimizer, batches))
         count_training(model)
-        with suppress(LoopStopped), checked_losses(context.strategy.num_replicas_in_sync > 1):
+        with suppress(LoopStopped), seen_gradients(batches, context.strategy.num_replicas_in_sync > 1):
             yield batches
         training.finish()
 
@@ -128,24 +129,27 @@ def replaced_step(optimizer: Any, batches: Batches) -> Iterator[None]:
 
 
 @contextmanager
-def checked_losses(shared: bool) -> Iterator[None]:
-    """Refuse, at its backward in this thread, a loss of ``shared`` batches that does not count examples."""
-    import torch.autograd
+def seen_gradients(batches: Batches, shared: bool) -> Iterator[None]:
+    """Count batches whose gradients this thread computes, inside a ``with``.
 
-    original, thread = torch.autograd.backward, get_ident()
+    A loss of ``shared`` batches that does not count examples is refused at its backward.
+    """
+    from torch import autograd
 
-    def backward(tensors: Any, *args: Any, **options: Any) -> Any:
+    backward, grad, thread = autograd.backward, autograd.grad, get_ident()
+
+    def seen(compute: Any, *args: Any, **options: Any) -> Any:
         if get_ident() == thread:
-            check_own_loss(tensors)
-        return original(tensors, *args, **options)
+            if shared and compute is backward:
+                check_own_loss(args[0] if args else options["tensors"])
+            batches.add()
+        return compute(*args, **options)
 
-    if shared:
-        torch.autograd.backward = backward
+    autograd.backward, autograd.grad = partial(seen, backward), partial(seen, grad)
     try:
         yield
     finally:
-        if shared:
-            torch.autograd.backward = original
+        autograd.backward, autograd.grad = backward, grad
 
 
 REPLACED = ("step", "_step_supports_amp_scaling")
@@ -168,6 +172,8 @@ class Batches:
         if training.joins:
             self._continues = rate_of(training.replica)
         self._weight = 0.0
+        self._left = 0, 0
+        """Examples of the batch under way in all and here, until its gradients are computed."""
         self._added = 0
         """Batches whose gradients the next step has."""
         model.bind(training.replica.values)
@@ -190,7 +196,6 @@ class Batches:
                 training.ended = True
                 continue
             mine = len(arrays[0])
-            step.size, step.mine = size, step.mine + mine
             if not mine:  # a last batch with fewer examples than replicas
                 for gradient in step.gradients:
                     gradient.fill(0)
@@ -198,10 +203,16 @@ class Batches:
                 continue
             if training.remembers and step.restore is None:
                 step.restore = model.remember()
-            self._weight, self._added = mine / size, self._added + 1
+            self._weight, self._left = mine / size, (size, mine)
             yield model.tensors(model.opened(arrays))
-            self._weight = 0.0
+            self._weight, self._left = 0.0, (0, 0)  # one that the loop has left out is in no step
             self._follow_changes()
+
+    def add(self) -> None:
+        """Count the batch under way among those of the next step, once."""
+        (size, mine), self._left, step = self._left, (0, 0), self._step
+        if mine and step is not None:
+            step.size, step.mine, self._added = size, step.mine + mine, self._added + 1
 
     def _follow_changes(self) -> None:
         """Follow a scheduler before a state may be saved, which has the rate of the next update."""
@@ -226,6 +237,7 @@ class Batches:
             replica = training.replica
             try:
                 one = self._step or training.driver.pull(0, 0)  # a further one for this batch
+                self.add()
                 self._follow_rate()
             except StepStopped:
                 training.ended = True
