@@ -169,6 +169,12 @@ class RemoteOutcomes:
         answer = self._ask(rank)
         if answer is None:
             self._settle(rank, self._written(rank))
+        elif answer.meta["state"] == "expired" and self._is_settled():
+            never = (
+                f"run {self._run} has never begun: the process that started it ended after it had reserved "
+                "the tasks, and before it had sent them the body. Start it again, from its cell"
+            )
+            self._settle(rank, UnavailableError(never))
         elif answer.meta["state"] == "here":
             self._take(rank, answer)
 

@@ -123,6 +123,21 @@ def test_a_reservation_without_a_body_expires(client: Peer, monkeypatch: pytest.
     client.call("run.reserve", {"run": "r2"})
 
 
+def test_a_body_is_awaited_until_its_reservation_expires(
+    client: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = ("run.subscribe", "run.outcome")
+
+    def asked() -> list[str]:
+        return [client.call(kind, {"run": "r1"}).meta["state"] for kind in kinds]
+
+    assert asked() == ["unknown", "unknown"]
+    client.call("run.reserve", {"run": "r1"})
+    assert asked() == ["waiting", "coming"]
+    monkeypatch.setattr(agents, "RESERVED_SECONDS", 0.0)
+    assert asked() == ["expired", "expired"]
+
+
 def test_a_port_is_offered_on_which_nothing_listens(client: Peer) -> None:
     asked = {"framework": "torch", "first": True}
     about = client.call("run.reserve", {"run": "r1", **asked}).meta

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,14 @@ from waiting import until
 
 from nbdist.cluster.cluster import Cluster, set_current
 from nbdist.cluster.description import change_description, read_description
-from nbdist.errors import DataLossError, FailedPreconditionError, NotFoundError, UnavailableError, WorkerError
+from nbdist.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    NbdistError,
+    NotFoundError,
+    UnavailableError,
+    WorkerError,
+)
 from nbdist.metrics.run_folder import RunFile, read_run, run_folder, write_run
 from nbdist.metrics.store import RunStore, columns_from_logs
 from nbdist.metrics.table import parts_from_logs
@@ -269,6 +277,29 @@ def leave(start: Start, tmp_path: Path, gate: Path) -> Iterator[Callable[..., Ab
     yield leave_one
     for one in left:
         one.stop() if one.with_cluster else one.disconnect()
+
+
+def test_a_run_that_was_reserved_and_has_never_begun_says_so(cluster: Cluster) -> None:
+    """Its client has ended before it sent the body: nothing but the reservation and run.json is left."""
+    short = "import nbdist.run.task.agent as agents\nagents.RESERVED_SECONDS = {seconds}"
+    record = read_run(start_run("1", Options(), cluster=cluster).wait().id)
+    never = replace(record, id=f"{record.id}-never", status="running", ended=None)
+    run_folder(never.id).mkdir(mode=0o700)
+    write_run(never)
+    workers = [info.rank for info in cluster.tasks if info.job == "worker"]
+    for rank in workers:
+        cluster.peer(rank).call("run.reserve", {"run": never.id})
+    run = attach_run(never.id)
+    assert run.status == "running"
+    cluster.run(short.format(seconds=0.0), on=workers)
+    try:
+        with pytest.raises(UnavailableError, match=f"run {never.id} has never begun"):
+            wait(run)
+        assert read_run(never.id).status == "failed"
+        with pytest.raises(NbdistError, match="has never begun"):
+            attach_run(never.id).wait()
+    finally:
+        cluster.run(short.format(seconds=30.0), on=workers)
 
 
 def test_a_run_survives_its_killed_client_and_can_be_fetched(

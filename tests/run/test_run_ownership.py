@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from nbdist.run.recovery.ownership import LOCK, Handover, OwnerLock, RunOwnershi
 from nbdist.run.remote import EndedTasks, RemoteOutcomes
 from nbdist.run.run import Run
 from nbdist.runtime.task import TaskInfo
+from nbdist.wire.rpc.frame import Frame
 
 STEPS, EPOCHS = 8, 40
 HELD = 3 * STEPS - 4  # steps that workers make without the gate, at least: their input is ahead of them
@@ -355,6 +357,21 @@ def test_the_outcome_of_a_worker_that_has_left_the_cluster_is_not_awaited(tmp_pa
     outcomes = RemoteOutcomes("r", tmp_path, known, WORKERS[:2], lambda rank, known: {}, lambda: False)
     assert outcomes.ready_ranks() == [1]
     assert isinstance(outcomes.outcome(1), TaskDiedError)
+
+
+@pytest.mark.parametrize("owner_has_ended", [False, True])
+def test_a_run_whose_tasks_never_got_its_body_is_not_awaited(tmp_path: Path, owner_has_ended: bool) -> None:
+    class Reserved(EndedTasks):
+        def peer(self, rank: int) -> Any:
+            answer = Frame("run.outcome", {"state": "expired"})
+            return SimpleNamespace(call=lambda *given, **more: answer)
+
+    outcomes = RemoteOutcomes(
+        "r", tmp_path, Reserved(WORKERS), WORKERS, lambda rank, known: {}, lambda: owner_has_ended
+    )
+    assert outcomes.ready_ranks() == ([0, 1, 2] if owner_has_ended else [])
+    if owner_has_ended:
+        assert "run r has never begun" in str(outcomes.outcome(0))
 
 
 def test_an_engine_that_is_not_there_hands_over_nothing() -> None:

@@ -331,7 +331,7 @@ class Agent:
         self.subscribers.add(run, sender)
         if live is not None and live.run == run:
             return live.backfill(self.task.rank, ended=False)
-        return Frame("run.backfill", {"state": "waiting" if self._is_here(run) else "unknown"})
+        return Frame("run.backfill", {"state": self._state_without_body(run, "waiting")})
 
     def _resubscribe(self, run: str, sender: Caller, backfill: Frame | None) -> None:
         """Push a backfill to a subscriber that was dropped, and the messages that follow it."""
@@ -346,7 +346,13 @@ class Agent:
     def _outcome(self, frame: Frame, sender: Caller) -> Frame:
         run = frame.meta["run"]
         found = self.cached_outcome.page(run, int(frame.meta.get("at", 0)))
-        return found or Frame("run.outcome", {"state": "coming" if self._is_here(run) else "unknown"})
+        return found or Frame("run.outcome", {"state": self._state_without_body(run, "coming")})
+
+    def _state_without_body(self, run: str, awaited: str) -> str:
+        """Return ``awaited`` for a run that is here, "expired" if its body has not come in time."""
+        if self._is_reserved(run) and self._busy() is None:
+            return "expired"
+        return awaited if self._is_here(run) else "unknown"
 
     def _stop(self, frame: Frame, sender: Caller) -> Frame:
         here = self._is_here(frame.meta["run"])

@@ -59,7 +59,7 @@ def backfill_store(store: RunStore, folder: Path, answers: Mapping[int, Frame]) 
         found = LOG.match(path.name)
         answer = answers.get(int(found[1])) if found else None
         state = answer.meta["state"] if answer is not None else ""
-        if state == "waiting":  # its body has not begun: all points arrive as messages
+        if state in ("waiting", "expired"):  # its body has not begun: all points arrive as messages
             continue
         size, waits = path.stat().st_size, b""
         if answer is not None and answer.meta.get("log") == path.name:
