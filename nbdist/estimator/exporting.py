@@ -89,10 +89,11 @@ def write_export(
         (draft / SIGNATURE).write_text(json.dumps(signature, indent=2) + "\n")
         draft.rename(folder)
     except OSError as error:
-        shutil.rmtree(draft, ignore_errors=True)
         raise StorageError(
             f"the export {folder} cannot be written: {error}. No part of it is kept"
         ) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _of_bytes(value: bytes) -> dict[str, str]:

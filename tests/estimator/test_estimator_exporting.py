@@ -118,16 +118,33 @@ def test_a_damaged_export(tmp_path: Path) -> None:
         ExportedModel(tmp_path)
 
 
-def test_an_export_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (
+            OSError(28, "No space left on device"),
+            (StorageError, r"the export .*export.* cannot be written: .*No space left"),
+        ),
+        (
+            InvalidArgumentError("'w' is complex64, which a checkpoint cannot hold"),
+            (InvalidArgumentError, "complex64"),
+        ),
+        (KeyboardInterrupt(), (KeyboardInterrupt, None)),
+    ],
+    ids=["a full disk", "a value that no file holds", "an interrupt"],
+)
+def test_an_export_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, raised: tuple[Any, Any]
+) -> None:
     def refuses(*given: Any) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
     model = nb.nn.Sequential([nb.nn.Dense(3, activation="softmax")]).build((4,))
     model.compile(nb.optim.SGD(0.1), "sparse_categorical_crossentropy")
     estimator = model_to_estimator(model, str(tmp_path / "model"), config=QUIET)
     estimator.train(lambda: nb.data.Dataset.from_arrays(X, Y).batch(10), steps=1)
     monkeypatch.setattr("nbdist.estimator.exporting.write_tensors", refuses)
-    with pytest.raises(StorageError, match=r"the export .*export.* cannot be written: .*No space left"):
+    with pytest.raises(raised[0], match=raised[1]):
         estimator.export(str(tmp_path / "export"), X[:1])
     assert not any((tmp_path / "export").iterdir())
 
