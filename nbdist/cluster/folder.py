@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -73,18 +74,24 @@ def claim(cluster_id: str) -> tuple[Path, int]:
 
 
 def is_alive(folder: Path) -> bool:
-    """Return whether a supervisor (or a starting client) holds the folder's lock."""
+    """Return whether a supervisor (or a starting client) holds the folder's lock.
+
+    A cluster whose lock cannot be looked at, as by a process without a free descriptor, counts as alive: what
+    is dead is removed.
+    """
     try:
         # Read-only: a shared lock needs no more, and a sandboxed observer may not be allowed to write.
         lock = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return True
         # Without a lock it is being created at this moment, or a dead cluster left it.
         with suppress(OSError):
             return time.time() - folder.stat().st_mtime < 5.0
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two observers do not block each other
-    except BlockingIOError:
+    except OSError:  # another process has locked it, or the file system has no locks to give
         return True
     finally:
         os.close(lock)

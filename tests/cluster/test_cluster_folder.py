@@ -5,6 +5,7 @@ import os
 import signal
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,29 @@ def test_a_claimed_folder_is_private_and_alive_until_its_lock_is_released(home: 
     assert not folders.is_alive(folder)
     assert folders.living() == []
     assert not folder.exists()  # the listing removes folders of dead clusters
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("call", ["os.open", "fcntl.flock"])
+def test_a_cluster_whose_lock_cannot_be_looked_at_is_kept(
+    home: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    folder, lock = folders.claim("mine")
+    os.utime(folder, (0, 0))
+    with monkeypatch.context() as patch:
+        opened = os.open
+
+        def fails(*given: Any, **more: Any) -> int:
+            if call == "os.open" and "lock" not in str(given[0]):
+                return opened(*given, **more)
+            raise OSError(code, os.strerror(code))
+
+        patch.setattr(call, fails)
+        assert folders.is_alive(folder)
+        assert folders.living() == ["mine"]
+    assert folder.exists()
+    os.close(lock)
+    assert folders.living() == []
 
 
 def test_the_next_cluster_removes_what_a_killed_one_left(home: Path) -> None:
