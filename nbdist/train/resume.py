@@ -126,6 +126,24 @@ class TrainingStates(CheckpointManager):
                 self._chosen = saved.state
         return (saved or read_saved(self.read)) if is_wanted(self._chosen) else None
 
+    def repeated(self, trainings: int, loops: int, what: str) -> str:
+        """Return what to say of a ``fit`` or a loop that comes before the state, and is made again; else "".
+
+        ``what`` is "fit" or "loop"; so many trainings have begun before it, with those of ``loops``.
+        """
+        chosen = self._chosen
+        if chosen is None:
+            return ""
+        saved, begun = (chosen.training - 1, True), trainings
+        if chosen.loop is not None:  # its place is among the fits
+            saved, begun = (chosen.loop["fits"], False), trainings - loops
+        if (begun, what == "fit") >= saved:
+            return ""
+        return (
+            f"the saved state is of a later part of the body than this {what}, whose steps are made again "
+            "from the beginning. To skip them, save what it trains and load it in the body"
+        )
+
     @property
     def values(self) -> dict[str, Any] | None:
         """What `nbdist.train.state` had in the state that is continued, where that is of no loop."""

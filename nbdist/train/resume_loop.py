@@ -94,6 +94,8 @@ class ResumeAdapter:
             self._found = states.find(context.trainings)
             while context.is_chief and states.fallbacks:
                 print(states.fallbacks.pop(0))
+            if repeated := states.repeated(context.trainings - 1, context.loop.begun, "fit"):
+                context.note(repeated)
             if self._found is not None:
                 cursor = self._take(self._found)
             elif self._seed is None and strategy.continues and unseeded(dataset.steps):

@@ -239,7 +239,7 @@ def test_a_killed_loop_continues_bit_for_bit(tmp_path: Path, body: Callable[[Loo
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize(("loops", "dies"), [(0, 8), (2, 18)])
 def test_a_killed_loop_after_a_fit_continues_bit_for_bit(
-    tmp_path: Path, loops: int, dies: int, devices: int
+    tmp_path: Path, loops: int, dies: int, devices: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def body(loop: Loop) -> Any:
         with loop.strategy.scope():
@@ -259,7 +259,13 @@ def test_a_killed_loop_after_a_fit_continues_bit_for_bit(
     at = read_saved(state_files(tmp_path / "first")[0]).state
     assert at.loop is not None
     assert dies - 2 <= at.step <= dies
+    assert "later part of the body" not in capsys.readouterr().out
     second = Ended(tmp_path / "second", body, read=tmp_path / "first", **on)
+    said = capsys.readouterr().out
+    assert [f"than this {what}, whose steps are made again" in said for what in ("loop", "fit")] == [
+        loops > 0,
+        True,
+    ]
     steps = 5 * loops + 5 + 20
     assert (whole.loop.made, second.loop.made) == (steps - 5, 5 * loops + steps - at.step)
     for a, b in zip(whole.values, second.values, strict=True):

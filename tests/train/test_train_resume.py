@@ -455,7 +455,9 @@ def test_steps_with_nan_are_skipped_again(bench: Bench) -> None:
         assert second.context.progress.skipped >= 6
 
 
-def test_the_stopped_training_continues_and_others_are_repeated(bench: Bench, tmp_path: Path) -> None:
+def test_the_stopped_training_continues_and_others_are_repeated(
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The first training is repeated and writes no state; the third had no step and starts anew."""
     seen: list[int] = []
 
@@ -473,7 +475,12 @@ def test_the_stopped_training_continues_and_others_are_repeated(bench: Bench, tm
     whole, first = bench.run(body), bench.run(body, stop=8 + 5)
     state = read_saved(bench.state).state
     assert (state.training, state.step, state.place) == (2, 13, DataCursor(1, 1, (1,)))
+    assert "later part of the body" not in capsys.readouterr().out
     second = bench.run(body, read=bench.state)
+    assert (
+        capsys.readouterr().out.count("a later part of the body than this fit, whose steps are made again")
+        == 1
+    )
     same(late(whole), late(first), late(second))
     assert seen == [1, 2, 2], "none while the state that is continued is further"
     states = second.context.states

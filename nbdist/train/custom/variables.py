@@ -152,7 +152,10 @@ class StrategyVariables:
             own.hooks.position = lambda: JoinedState(
                 {"updates": own.report.global_step, "rate": rate_of(own)}, []
             )
-        self.context.loop.begun += 1
+        states, loop = self.context.states, self.context.loop
+        if states is not None and (repeated := states.repeated(self.context.trainings, loop.begun, "loop")):
+            self.context.note(repeated)
+        loop.begun += 1
         self.context.trainings += 1
         self.boundary.show_rate()
         self.context.note_own_passes()
