@@ -36,7 +36,7 @@ from nbdist.run import finish
 from nbdist.run.body_error import Hint
 from nbdist.run.control import KEPT_SECONDS, RunControls
 from nbdist.run.devices import ReplicaDevice, replica_devices, trained_on
-from nbdist.run.follow import InterruptDebounce, RunFollower, View
+from nbdist.run.follow import HeldInterrupts, InterruptDebounce, RunFollower, View
 from nbdist.run.followed import FollowedRun, RunEvents
 from nbdist.run.history import Labelled
 from nbdist.run.membership import MembershipRules
@@ -277,15 +277,28 @@ class Run(Labelled):
         return self.controls.checkpoint(timeout)
 
     def wait(self) -> Run:
-        """Wait until the run has ended and return it; an interrupt stops it. Raises the run's error."""
-        while not self.over:
-            self._debounce.raise_if_ending()
-            try:
-                self._sleep_and_poll()
-            except KeyboardInterrupt:
-                self.debounce_interrupt()
-        while not self.settled:
-            self._has_ended.wait(END_SECONDS)
+        """Wait until the run has ended and return it; an interrupt stops it. Raises the run's error.
+
+        An interrupt while another thread fetches the results of a run that has ended ends the wait.
+        """
+        with HeldInterrupts() as held:
+            while not self.settled:
+                try:
+                    if not self.over:
+                        self._debounce.raise_if_ending()
+                    self._sleep_and_poll()
+                    came = held.take()
+                except KeyboardInterrupt:
+                    if self._debounce.is_ending:
+                        raise
+                    came = 1
+                if came and self.over and not self.settled:
+                    raise KeyboardInterrupt(
+                        f"run {self.id} has ended ({self.status}), and its results are still being fetched: "
+                        "wait() waits for them"
+                    )
+                for _ in range(came):
+                    self.debounce_interrupt()
         return self._conclude()
 
     def wait_until(self, step: int, timeout: float | None = None) -> Run:
@@ -576,16 +589,22 @@ class Run(Labelled):
     # Polling, from one thread.
 
     def poll(self) -> bool:
-        """Receive, send and check everything once, without waiting; return whether the run has ended."""
+        """Receive, send and check everything once, without waiting; return whether the run has ended.
+
+        An interrupt is raised when that is done.
+        """
         if self.over:
             return True
         if self._is_followed_elsewhere():
             return False
-        if self._debounce.is_due():
-            self.interrupt()
-        self.becomes_owner()
-        if self._follower.poll() and self._is_end_known():
-            self._finish()
+        with HeldInterrupts() as held:
+            if self._debounce.is_due():
+                self.interrupt()
+            self.becomes_owner()
+            if self._follower.poll() and self._is_end_known():
+                self._finish()
+        if held.take():
+            raise KeyboardInterrupt
         return self.over
 
     def _is_end_known(self) -> bool:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from waiting import PATIENCE, limit
 
-from nbdist.metrics.run_folder import RunFile, run_folder
+from nbdist.metrics.run_folder import RunFile, read_run, run_folder, write_run
 from nbdist.run import follow
-from nbdist.run.follow import RESTART_SECONDS
+from nbdist.run.follow import RESTART_SECONDS, HeldInterrupts
 from nbdist.run.membership import MembershipRules
 from nbdist.run.options import Options
 from nbdist.run.remote import EndedTasks
@@ -55,6 +57,7 @@ def run(own_home: Path, body: Body) -> Run:
     folder = run_folder("interrupted")
     folder.mkdir(mode=0o700, exist_ok=True)
     tasks, record = EndedTasks([WORKER]), RunFile("interrupted", status="running")
+    write_run(record)
     return Run(tasks, record, folder, [WORKER], MembershipRules.of(Options(), 1, 0), body)
 
 
@@ -84,6 +87,60 @@ def test_where_no_kernel_ends_an_interrupt_stops_at_once(run: Run, body: Body) -
     body.then = [body.interrupt, body.end]
     run.wait()
     assert run.status == "stopped"
+
+
+def signalled() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("at", "follows"),
+    [
+        *((at, False) for at in ("raise_if_ending", "is_due", "becomes_owner", "interrupt", "deliver")),
+        *((at, True) for at in ("is_due", "becomes_owner", "deliver")),
+    ],
+)
+def test_an_interrupt_at_any_point_of_a_wait_stops_the_run(
+    run: Run, body: Body, at: str, follows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a wait's loop, in a poll, and while the run is being ended: all of it is done."""
+    of = run._debounce if at in ("raise_if_ending", "is_due") else run
+    once, original = [signalled], getattr(of, at)
+
+    def interrupted(*given: Any) -> Any:
+        if once:
+            once.pop()()
+        return original(*given)
+
+    def end_when_asked() -> None:
+        body.ended = at == "deliver" or asked_to_stop(run)
+        body.then.append(end_when_asked)
+
+    monkeypatch.setattr(of, at, interrupted)
+    body.then = [body.interrupt] if at == "interrupt" else []
+    body.then.append(end_when_asked)
+    before = signal.getsignal(signal.SIGINT)
+    asyncio.run(run.follow()) if follows else run.wait()
+    assert signal.getsignal(signal.SIGINT) is before
+    assert read_run("interrupted").status == run.status == ("finished" if at == "deliver" else "stopped")
+
+
+def test_a_poll_that_hangs_can_be_interrupted(run: Run, body: Body) -> None:
+    body.then = [lambda: [signalled() for _ in range(3)], body.end]
+    run.wait()
+    assert run.status == "stopped"
+    with HeldInterrupts():
+        signalled(), signalled()
+        with pytest.raises(KeyboardInterrupt):
+            signalled()
+
+
+def test_an_interrupt_while_results_are_fetched_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.status = "finished"
+    monkeypatch.setattr(run, "_is_followed_elsewhere", lambda: True)
+    monkeypatch.setattr(run, "_has_ended", SimpleNamespace(is_set=lambda: False, wait=lambda _: signalled()))
+    with pytest.raises(KeyboardInterrupt, match=r"interrupted has ended \(finished\), and its results are"):
+        run.wait()
 
 
 def test_a_second_interrupt_does_not_wait(run: Run, body: Body, monkeypatch: pytest.MonkeyPatch) -> None:
