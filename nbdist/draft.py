@@ -31,11 +31,10 @@ def draft_of(path: str | os.PathLike[str], *, private: bool = False, durable: bo
     Traceback (most recent call last):
     nbdist.errors.InvalidArgumentError: '/dev/null' is a folder, a device or a pipe; give the path of a file
     """
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        raise InvalidArgumentError(
-            f"{os.fspath(path)!r} is a folder, a device or a pipe; give the path of a file"
-        )
+    name, target = os.fspath(path), Path(os.path.realpath(path))
+    if not name or name.endswith(os.sep) or (target.exists() and not target.is_file()):
+        what = "is a folder, a device or a pipe" if name else "is empty"
+        raise InvalidArgumentError(f"{name!r} {what}; give the path of a file")
     draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.draft")
     try:
         if private:
@@ -49,7 +48,7 @@ def draft_of(path: str | os.PathLike[str], *, private: bool = False, durable: bo
     except OSError as error:
         if isinstance(error, NbdistError):
             raise
-        raise StorageError(f"{os.fspath(path)} cannot be written: {error}. No part of it is kept") from error
+        raise StorageError(f"{name} cannot be written: {error}. No part of it is kept") from error
     finally:
         with suppress(OSError):
             draft.unlink(missing_ok=True)

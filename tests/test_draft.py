@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from nbdist.draft import draft_of
 from nbdist.errors import InvalidArgumentError, StorageError
 from nbdist.frameworks.torch.weights import StateDict
 
-WRITERS = {
+WRITERS: dict[str, Callable[[Any], object]] = {
     "write_tfrecords": lambda path: nb.data.write_tfrecords(path, [b"one"]),
     "Model.save": lambda path: nb.nn.Sequential([nb.nn.Dense(1)]).build((2,)).save(path),
     "StateDict.save": lambda path: StateDict(w=np.zeros(2, np.float32)).save(path),
@@ -35,6 +37,18 @@ def test_a_pipe_is_refused_and_the_target_of_a_link_replaced(tmp_path: Path, nam
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "disk" / "file").is_file()
     assert sorted(one.name for one in tmp_path.rglob("*")) == ["disk", "file", "link", "pipe"]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_text_that_names_no_file_is_refused(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgumentError, match=r"^''|path is empty"):
+        WRITERS[name]("")
+    with pytest.raises(InvalidArgumentError, match=r"^'models/' is a folder.*; give the path of a file"):
+        WRITERS[name]("models/")
+    assert not any(tmp_path.iterdir())
 
 
 def write_half(path: Path) -> None:

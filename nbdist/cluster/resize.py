@@ -435,12 +435,20 @@ def free_positions(tasks: Sequence[TaskInfo], workers: int) -> list[tuple[int, i
 def check_more(workers: int, tasks: int) -> None:
     """Raise InvalidArgumentError for a number of workers that cannot be added to ``tasks`` tasks.
 
+    Raises FailedPreconditionError if there is room for none.
+
     >>> check_more(509, 3)
     """
     most = MOST_TASKS - tasks
+    if most < 1:
+        raise FailedPreconditionError(
+            f"the cluster has {tasks} tasks, as many as a host may have: no worker can be added"
+        )
     if not is_whole(workers, 1, most):
+        fewer = "; %cluster shrink ends workers" if is_whole(workers, most=-1) else ""
         raise InvalidArgumentError(
-            f"workers is a whole number of 1 to {most}, not {workers!r}: a host may have {MOST_TASKS} tasks"
+            f"workers is a whole number of 1 to {most}, not {workers!r}: a host may have {MOST_TASKS} "
+            f"tasks{fewer}"
         )
 
 

@@ -263,8 +263,8 @@ def _created(name: str) -> Iterator[BinaryIO]:
         with fs.open(where, "wb") as file:
             yield file
         return
-    target = Path(name.removeprefix("file://"))
-    if not target.parent.is_dir():
+    target = name.removeprefix("file://")
+    if not Path(target).parent.is_dir():
         raise InvalidArgumentError(
             f"write_tfrecords: {name!r} is in a folder that does not exist; create it, or give another path"
         )

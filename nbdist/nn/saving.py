@@ -26,13 +26,13 @@ def save(model: Model, path: str | Path, weights: Sequence[Array] | None = None)
     weights = model.weights if weights is None else weights
     if not weights:
         raise FailedPreconditionError("the model has no weights yet: fit it, or call build(input_shape)")
-    path = Path(path)
+    given, path = path, Path(path)
     if not path.parent.is_dir():
         raise NotFoundError(
             f"there is no folder {str(path.parent)!r} to save {path.name!r} into; make it first"
         )
     tensors = {f"{i:04d}": w for i, w in enumerate(weights)}
-    with draft_of(path) as draft:
+    with draft_of(given) as draft:
         write_tensors(draft, tensors, {"nbdist": json.dumps(model.to_config())})
     return path
 

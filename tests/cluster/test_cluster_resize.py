@@ -58,10 +58,14 @@ def test_an_added_worker_has_the_settings_of_an_initial_one(
 def test_invalid_numbers_are_refused(workers: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=rf"number of 1 to {MOST_TASKS - 3}, not {workers!r}"):
         check_more(workers, 3)
+    with pytest.raises(FailedPreconditionError, match=rf"has {MOST_TASKS} tasks, as many as a host may"):
+        check_more(workers, MOST_TASKS)
     with pytest.raises(InvalidArgumentError, match=rf"1 to 1, not {workers!r}: .* has 2 workers"):
         last_workers(SMALL, workers)
     with pytest.raises(FailedPreconditionError, match="one worker, the chief, which stays"):
         last_workers(SMALL[::2], workers)
+    with pytest.raises(InvalidArgumentError, match=r"not -2: .*; %cluster shrink ends workers"):
+        check_more(-2, 3)
 
 
 def test_the_last_workers_are_removed() -> None:
