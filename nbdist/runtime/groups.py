@@ -861,7 +861,9 @@ def _push(sender: Caller, frame: Frame) -> None:
 
 # Failure detection of peers: by process on this host, by connection on other hosts.
 
-FROZEN_SECONDS = 1.0  # for a process of this host to be stopped; ranks that wait have watched it for longer
+# For a process of this host to be stopped while a group is formed again; ranks that waited have watched it
+# for longer.
+PEER_FROZEN_SECONDS = 1.0
 SILENT_SECONDS = 8.0  # for one of another host to be out of reach; being busy does not count
 
 
@@ -881,7 +883,7 @@ class PeerMonitor:
 
     def lost_here(self) -> set[int]:
         """Return the ranks on this host that have ended or are frozen."""
-        return {*self._watch.dead(), *self._watch.frozen(FROZEN_SECONDS)}
+        return {*self._watch.dead(), *self._watch.frozen(PEER_FROZEN_SECONDS)}
 
     def close(self) -> None:
         """Stop watching."""

@@ -65,7 +65,7 @@ def quick_cluster(own_home: Any) -> Iterator[Cluster]:
 
     cluster = start_cluster(workers=4, ps=1, report=None)
     rank = next(info.rank for info in cluster.tasks if info.job == "ps")
-    hurry = "import nbdist.runtime.ps.service as p; p.FROZEN_SECONDS, p.LOOK_SECONDS = 0.5, 0.1"
+    hurry = "import nbdist.runtime.ps.service as p; p.RANK_FROZEN_SECONDS, p.LOOK_SECONDS = 0.5, 0.1"
     cluster.run(hurry, on=rank)
     yield cluster
     cluster.stop()
@@ -166,7 +166,7 @@ def test_a_frozen_and_a_killed_worker_are_noticed_in_ten_seconds(
 def test_a_run_whose_only_worker_is_frozen_ends(
     start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failure_detector, "FROZEN_SECONDS", 0.5)
+    monkeypatch.setattr(failure_detector, "MEMBER_FROZEN_SECONDS", 0.5)
     cluster = start(workers=1, ps=1)
     run = start_run(ENDLESS, Options(strategy="ps"), cluster=cluster)
     until(trains(run), during=run)
@@ -182,7 +182,7 @@ def test_a_run_whose_only_worker_is_frozen_ends(
 def test_a_worker_that_holds_the_interpreter_is_not_frozen(
     quick_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failure_detector, "FROZEN_SECONDS", 0.5)
+    monkeypatch.setattr(failure_detector, "MEMBER_FROZEN_SECONDS", 0.5)
     hold = """
 import ctypes
 def hold(x, y):  # a native call that keeps the GIL, for far longer than a frozen process is waited for

@@ -311,7 +311,7 @@ def test_a_frozen_worker_is_silent_until_it_reports_again(
     begin: Callable[..., Run], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backfill, "SILENT_SECONDS", 0.5)
-    monkeypatch.setattr(failure_detector, "FROZEN_SECONDS", 600.0)  # it does not count as lost before
+    monkeypatch.setattr(failure_detector, "MEMBER_FROZEN_SECONDS", 600.0)  # it does not count as lost before
     trains = {"running", "straggler"}
     run = begin(FIT.replace("400", "4000"), strategy="one_device")  # parameter servers would evict it
 

@@ -172,7 +172,7 @@ def test_a_parameter_server_dies_at_a_phase_of_an_update(
 def test_a_worker_that_stops_while_it_pushes_is_replaced(
     cluster: Cluster, tmp_path: Path, training: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failure_detector, "FROZEN_SECONDS", 0.5)
+    monkeypatch.setattr(failure_detector, "MEMBER_FROZEN_SECONDS", 0.5)
     over, mark = tmp_path / "over", tmp_path / "failed"
     ahead = fail_at("/job:worker/task:1", STEP, "pushing", mark, signal.SIGSTOP)
     run = started(cluster, over, training, ahead)

@@ -205,7 +205,7 @@ def test_the_run_ends_when_the_new_process_cannot_join(start: Start, tmp_path: P
 def test_a_frozen_worker_is_replaced_while_the_others_wait(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failure_detector, "FROZEN_SECONDS", 0.5)
+    monkeypatch.setattr(failure_detector, "MEMBER_FROZEN_SECONDS", 0.5)
     cluster, gate = start(workers=2, ps=1), tmp_path / "gate"
     run = start_run(body(gate), Options(strategy="ps", synchronous=True, seed=3), cluster=cluster)
     until_all_reach(run, STEPS)

@@ -271,7 +271,9 @@ def test_a_frozen_worker_is_replaced_and_the_model_is_kept(
     options: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(failure_detector, "FROZEN_SECONDS", 60.0)  # the stop is not to come after its loss
+    monkeypatch.setattr(
+        failure_detector, "MEMBER_FROZEN_SECONDS", 60.0
+    )  # the stop is not to come after its loss
     cluster = start(workers=2, ps=1)
     run = start_run(ENDLESS, Options(**options), cluster=cluster, make_view=lambda run: view)
     until(lambda: len(run.store.replicas) == 2, during=run)

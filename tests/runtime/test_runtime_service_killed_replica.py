@@ -197,7 +197,7 @@ def test_a_step_of_all_ends_with_an_error(server: Server, shared: bool) -> None:
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take a process that is stopped for a tenth of a second for frozen."""
-    monkeypatch.setattr(service, "FROZEN_SECONDS", 0.1)
+    monkeypatch.setattr(service, "RANK_FROZEN_SECONDS", 0.1)
     monkeypatch.setattr(service, "LOOK_SECONDS", 0.05)
 
 

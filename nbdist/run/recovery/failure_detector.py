@@ -30,7 +30,9 @@ from nbdist.wire.collective.shm.sync import FreezeDetector
 from nbdist.wire.hosts import host_identity
 
 POLL_FROZEN_SECONDS = 0.5  # between two checks for stopped processes
-FROZEN_SECONDS = 3.0  # after which a stopped process counts as lost
+MEMBER_FROZEN_SECONDS = (
+    3.0  # after which a client counts a stopped process as lost, later than ranks that wait
+)
 ROOT_CAUSE_SECONDS = 1.0  # in which the cause of a broken call may follow its error
 CONSEQUENCES = ("UnavailableError", "AbortedError", "TaskDiedError")
 
@@ -81,8 +83,10 @@ class FailureDetector:
         now = time.monotonic()
         if now - self._polled >= POLL_FROZEN_SECONDS:
             self._polled = now
-            stopped = f"is frozen: its process has been stopped for {FROZEN_SECONDS:.0f} s, as by SIGSTOP"
-            frozen = self._processes.frozen(FROZEN_SECONDS)
+            stopped = (
+                f"is frozen: its process has been stopped for {MEMBER_FROZEN_SECONDS:.0f} s, as by SIGSTOP"
+            )
+            frozen = self._processes.frozen(MEMBER_FROZEN_SECONDS)
             for one in self._members:
                 if one.rank in frozen:
                     one.frozen = one.frozen or stopped

@@ -80,7 +80,7 @@ from nbdist.runtime.ps.trace import ServiceLogs
 from nbdist.runtime.server import Server
 from nbdist.runtime.tables import RowGradient, Table
 from nbdist.runtime.task import TaskInfo
-from nbdist.wire.collective.shm.sync import FROZEN_SECONDS, ProcessMonitor
+from nbdist.wire.collective.shm.sync import RANK_FROZEN_SECONDS, ProcessMonitor
 from nbdist.wire.rpc.client import Caller
 from nbdist.wire.rpc.envelope import error_frame
 from nbdist.wire.rpc.frame import Frame
@@ -565,7 +565,7 @@ class ParameterService:
                 continue
             self._gather(hosted)
             self._refuse_chief(hosted)
-            if hosted.look(FROZEN_SECONDS):
+            if hosted.look(RANK_FROZEN_SECONDS):
                 self._server.after(RECONNECT_SECONDS, self._look)
             if hosted.shard is not None and hosted.those(Presence.LEFT) and hosted.all_left():
                 self._end(hosted, hosted.shard)

@@ -217,7 +217,8 @@ class Synchronizer:
                     os.write(descriptor, b"!")
 
 
-FROZEN_SECONDS = 2.0  # for a process to be stopped, which the kernel reports and which is no guess
+# For a rank, or a replica of a server, to be stopped, which the kernel reports and which is no guess.
+RANK_FROZEN_SECONDS = 2.0
 PROC = Path("/proc")
 STOPPED = ("T", "t", "stopped", "tracing-stop")
 
@@ -246,7 +247,7 @@ class FreezeDetector:
         """Return the watched process of a rank, 0 if there is none."""
         return self._pids.get(rank, 0)
 
-    def frozen(self, seconds: float = FROZEN_SECONDS) -> list[int]:
+    def frozen(self, seconds: float = RANK_FROZEN_SECONDS) -> list[int]:
         """Return the ranks that polls have seen stopped for longer than ``seconds``."""
         now = self._clock()
         for rank, pid in self._pids.items():
