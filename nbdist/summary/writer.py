@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +30,7 @@ from nbdist.summary.graph_def import graph_event
 from nbdist.summary.values import Value, Written, as_values, checked_step
 
 FLUSH_SECONDS = 120.0
+PATIENCE_SECONDS = 30.0  # for one value to be encoded and written, where a caller waits for that
 WAITING_BYTES = 256 << 20  # of values that wait to be encoded; what is given above that is dropped
 
 
@@ -116,12 +118,12 @@ class FileWriter:
     def purge(self, step: int) -> None:
         """Have TensorBoard drop what was written from ``step`` on: the training begins there again."""
         self._check_open()
-        self._encoder.flush()
+        self._await(self._encoder.flush())
         self._file.add(purge(checked_step(step)), 0)
 
     def flush(self) -> None:
-        """Write what waits in memory."""
-        self._encoder.flush()
+        """Write what waits in memory; StorageError also where the disk takes nothing for 30 s."""
+        self._await(self._encoder.flush())
         self._file.retry()
         self._raise_errors()
 
@@ -130,7 +132,7 @@ class FileWriter:
         if not self._closed:
             self._closed = True
             atexit.unregister(self.close)
-            self._encoder.close()
+            self._await(self._encoder.close())
             self._file.close()
             self._raise_errors()
 
@@ -151,6 +153,11 @@ class FileWriter:
         if not self._errors:
             logging.getLogger("nbdist.summary").warning("%s", trouble)
         self._errors.append(trouble)
+
+    def _await(self, written: bool) -> None:
+        """Raise the errors so far unless all was ``written``: what else is done with the file would wait."""
+        if not written:
+            self._raise_errors()
 
     def _raise_errors(self) -> None:
         if self._errors:
@@ -222,6 +229,8 @@ class Encoder:
         self._waiting: deque[tuple[dict[str, Value], int, float, bytes]] = deque()
         self._bytes = 0
         self._busy = self._closed = False
+        self._made = 0
+        """How often the thread has encoded what it had taken."""
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._said: set[str] = set()
@@ -256,24 +265,37 @@ class Encoder:
             self._thread.start()
         self._changed.notify_all()
 
-    def flush(self) -> None:
-        """Wait until what was added is encoded."""
+    def flush(self) -> bool:
+        """Wait until what was added is encoded; return False, and say why, if nothing is for a while."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._waiting and not self._busy)
+            while self._waiting or self._busy:
+                if not self._changed.wait_for(partial(self._has_made_more, self._made), PATIENCE_SECONDS):
+                    self._say(
+                        f"nothing was written for {PATIENCE_SECONDS:.0f} s: the disk or the file system "
+                        "does not answer. What waits is lost if the process ends before that does"
+                    )
+                    return False
+        return True
 
-    def close(self) -> None:
-        """Encode what waits, and end the thread."""
+    def _has_made_more(self, than: int) -> bool:
+        return self._made != than
+
+    def close(self) -> bool:
+        """Encode what waits, and end the thread; return as `flush` does."""
+        if not self.flush():
+            return False
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
+        return True
 
     def _run(self) -> None:
         due: float | None = None  # when what was encoded is to be written
         while True:
             with self._changed:
-                self._busy = False
+                self._busy, self._made = False, self._made + 1
                 self._changed.notify_all()
                 left = None if due is None else max(due - time.monotonic(), 0)
                 self._changed.wait_for(lambda: bool(self._waiting) or self._closed, left)

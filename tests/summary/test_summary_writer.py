@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from waiting import until
+from waiting import PATIENCE, until
 
 from nbdist import summary
 from nbdist.errors import InvalidArgumentError, StorageError
@@ -48,6 +48,31 @@ def test_the_caller_neither_encodes_nor_writes(tmp_path: Path, monkeypatch: pyte
     writer.close()
     started = set(threading.enumerate()) - before
     assert "nbdist-summaries" not in {thread.name for thread in started}
+
+
+def test_a_disk_that_does_not_answer_is_not_awaited_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, pwrite = threading.Event(), os.pwrite
+
+    def write(*given: Any) -> int:
+        assert answers.wait(PATIENCE)
+        return pwrite(*given)
+
+    monkeypatch.setattr(log.os, "pwrite", write)
+    monkeypatch.setattr(writers, "PATIENCE_SECONDS", 0.05)
+    writer = summary.FileWriter(tmp_path, flush_secs=0)
+    for step in range(2):
+        writer.add_summary({"loss": 0.5}, step)
+    for _ in range(2):
+        with pytest.raises(
+            StorageError, match=r"nothing was written for .* the disk or the file system does"
+        ):
+            writer.flush()
+    answers.set()
+    monkeypatch.undo()
+    writer.close()
+    assert steps(tmp_path) == [0, 1]
 
 
 def test_a_full_disk_is_said_once_and_made_good(
