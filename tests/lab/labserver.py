@@ -152,7 +152,8 @@ def server_process(folder: Path, *flags: str) -> Iterator[ServerProcess]:
         f"--ServerApp.base_url={BASE}", f"--ServerApp.root_dir={folder}",
         "--ServerApp.jpserver_extensions={'nbdist.lab': True}", *flags,
     ]  # fmt: skip
-    own = {f"JUPYTER_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
+    own = {f"JUPYTER_{name}_DIR": str(folder / name.lower()) for name in ("DATA", "RUNTIME")}
+    own["TMPDIR"] = str(folder)  # Jupyter makes an empty folder there for the configuration
     environment = {**os.environ, **own, "JUPYTER_NO_CONFIG": "1", "JUPYTER_TOKEN": TOKEN}
     with open(folder / "server.log", "wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder)
@@ -204,10 +205,17 @@ def serving(folder: Path, prepare: Callable[[ServerApp], object] = id, **options
 
     environment = {
         "JUPYTER_NO_CONFIG": "1",
-        **{f"JUPYTER_{name}_DIR": str(folder / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")},
+        **{f"JUPYTER_{name}_DIR": str(folder / name.lower()) for name in ("DATA", "RUNTIME")},
     }
+    # Jupyter would make one in the system's temporary folder, for all servers of the process, and leave it.
+    empty = folder / "config"
+    empty.mkdir(exist_ok=True)
     try:
-        with patch.dict("os.environ", environment), patch.object(ServerApp, "init_signal"):
+        with (
+            patch.dict("os.environ", environment),
+            patch.dict("jupyter_core.paths._dtemps", {"jupyter-clean-cfg": str(empty)}),
+            patch.object(ServerApp, "init_signal"),
+        ):
             app, http_server = do(start())
             try:
                 yield Server(port, app, loop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from jupyter_core.paths import jupyter_config_path
 from labfakes import Fakes, cluster_item, run_item, task_item
 from labserver import BASE, WITH_TOKEN, Server, serving
 from waiting import until
@@ -38,6 +40,12 @@ def test_the_version_route(server: Server) -> None:
     assert headers["Content-Type"] == "application/json"
     assert headers["Cache-Control"] == "no-store"
     assert "Etag" not in headers
+
+
+def test_it_reads_no_configuration_but_an_empty_one_of_its_own(server: Server) -> None:
+    (folder,) = jupyter_config_path()
+    assert folder.startswith(server.app.root_dir)
+    assert not os.listdir(folder)
 
 
 def test_the_state_has_everything(server: Server) -> None:
