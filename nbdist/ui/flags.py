@@ -52,7 +52,8 @@ def parse(
         raise InvalidArgumentError(f"{magic}: cannot read {line!r}: {error}") from None
     plain, options = parse_words(words, flags, magic)
     if most is not None and len(plain) > most:
-        takes = "it takes one name and the flags" if most else "the flags are"
+        only = "the flags are" if len(flags) > 1 else "the only flag is"
+        takes = "it takes one name and the flags" if most else only
         raise InvalidArgumentError(f"{magic}: unexpected word {plain[most]!r}; {takes} {', '.join(flags)}")
     return plain, options
 

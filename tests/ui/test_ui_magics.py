@@ -223,6 +223,7 @@ def test_loading_twice_transforms_once(shell: InteractiveShell) -> None:
         ("%cluster strat", InvalidArgumentError, "no command 'strat'; did you mean start?"),
         ("%cluster start --worker 3", InvalidArgumentError, "did you mean --workers?"),
         ("%cluster start 3", InvalidArgumentError, "unexpected word '3'; the flags are --workers"),
+        ("%cluster stop 3", InvalidArgumentError, "unexpected word '3'; the only flag is --force"),
         ("%cluster start --workers 0", InvalidArgumentError, "0"),
         ("%cluster start --launcher rocket", InvalidArgumentError, "rocket"),
         ("%cluster attach nobody", NotFoundError, "no cluster 'nobody' is running"),

@@ -97,7 +97,7 @@ class LoopOfSteps:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        training, self._training, self._entered = self._training, None, False
+        training, self._training, self._dataset, self._entered = self._training, None, None, False
         if training is not None:
             with self._stack:  # what ends the training has to see its error
                 if error is not None:

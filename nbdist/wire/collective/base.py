@@ -349,8 +349,8 @@ class GroupBroken(Exception):
     def of_calls(cls, calls: dict[int, str], sequence: int, labels: Sequence[str]) -> GroupBroken:
         """Return it for ranks whose calls differ, given as text by rank; texts may be cut off and alike."""
         differ = compare(calls, sequence, labels) or (
-            f"ranks do not agree on collective #{sequence}: all calls begin with {next(iter(calls.values()))}, "
-            "and differ after it"
+            f"ranks do not agree on collective #{sequence}: all calls begin with "
+            f"{next(iter(calls.values()))}, and differ after it"
         )
         return cls.by("InvalidArgumentError", differ)
 
