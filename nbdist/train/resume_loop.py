@@ -136,6 +136,8 @@ class ResumeAdapter:
         others = {"history"} if self._before is not None and strategy.replica_index else set[str]()
         if context.loop.values.restored:  # a training before has changed them
             others.add("values")
+        if self._given_rate != state.given_rate:  # one that is given anew is used as it is
+            others.add("rate_factor")
         self._restore(state, others)
         return self._place
 

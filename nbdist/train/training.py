@@ -117,7 +117,9 @@ def opened(
         resume.components.register("loss_scale", scaling)
         training = Training(context, model, own, replica, history, resume, scaling, skip_nan, advice, save)
         driver = training.driver
-        driver.schedule = None if rate_at is None else RateSchedule(rate_at, context)
+        if rate_at is not None:
+            driver.schedule = RateSchedule(rate_at, driver.boundary, context)
+            resume.components.register("rate_factor", driver.schedule.factor)
         if dataset is not None:
             batches = training.batches = EpochBatches(
                 strategy, dataset, steps_per_epoch, cursor, context.control.check, context.input_meter,

@@ -20,12 +20,14 @@ from nbdist.checkpoint.manager import parse_interval, state_files
 from nbdist.data import Dataset
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.frameworks.jax.replica import JaxReplica
+from nbdist.train.boundary import Boundary
 from nbdist.train.capabilities import Membership
 from nbdist.train.context import Context, current, use_here
 from nbdist.train.one_device import OneDeviceReplica, OneDeviceStrategy
 from nbdist.train.options import TrainingOptions
 from nbdist.train.replica import Replica, RetryStep
 from nbdist.train.resume import TrainingStates, read_saved
+from nbdist.train.schedule import RateSchedule
 
 X = np.random.default_rng(0).random((40, 4), np.float32)
 STEPS = 5  # of a pass
@@ -220,6 +222,64 @@ def test_a_rate_that_was_asked_for_multiplies_the_schedule_of_a_continued_loop(
     assert newest(tmp_path).rate_factor == 5
     loop.asks = None
     np.testing.assert_array_equal(loop.run(TrainingStates(read=state_files(tmp_path))), whole)
+
+
+@pytest.mark.parametrize(("given", "factor"), [(0.1, 5), (0.2, 1)], ids=["the same rate", "another rate"])
+def test_a_rate_that_was_asked_for_multiplies_the_schedule_of_a_continued_fit(
+    tmp_path: Path, given: float, factor: float
+) -> None:
+    def fit(states: TrainingStates | None, rate: float, asks: float | None, dies: int = 0) -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), rate)
+        made = list[float]()
+
+        def loss(outputs: Any, targets: Any) -> Any:
+            made.append(current().progress.learning_rate or rate)
+            if len(made) == 1 and asks is not None:
+                current().control.set_rate(asks)
+            if len(made) == dies:
+                raise Killed
+            return ((outputs - targets) ** 2).mean()
+
+        with use_here(Context(quiet=True, seed=1, states=states, is_chief=True)):
+            try:
+                data = Dataset.from_arrays(X, X[:, :1]).batch(8)
+                nb.frameworks.torch.fit(
+                    model, data, optimizer=optimizer, loss=loss, epochs=3,
+                    scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+                )  # fmt: skip
+            finally:
+                if states is not None:
+                    states.finish()
+        return made
+
+    with pytest.raises(Killed):
+        fit(saving(tmp_path, every=1), 0.1, 0.5, dies=2 * STEPS)
+    assert newest(tmp_path).rate_factor == 5
+    rates = fit(TrainingStates(read=state_files(tmp_path)), given, None)
+    assert rates[-1] == pytest.approx(given * factor * 0.25)
+
+
+def test_a_replica_that_takes_the_place_of_the_first_knows_the_users_rate() -> None:
+    rate: float | None = None
+
+    class Follows(OneDeviceReplica):
+        @property
+        def learning_rate(self) -> float | None:
+            return rate
+
+    context = Context(quiet=True)
+    replica = Follows([("w", np.ones(2, np.float32))], nb.optim.SGD(1.0))
+    boundary = Boundary(context, lambda: [replica], int, lambda path: path)
+    epochs = iter([1.0, 0.1])
+    schedule = RateSchedule(lambda updates, epoch: next(epochs), boundary, context)
+    context.control.set_rate(0.5)
+    boundary.handle()
+    schedule.follow(replica)
+    rate = 0.5  # the first one was lost
+    schedule.follow(replica)
+    assert context.progress.learning_rate == 0.05
 
 
 class LosesAWorker(OneDeviceReplica):

@@ -24,6 +24,7 @@ from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import columns_from_logs
 from nbdist.optim import SGD, Adam
 from nbdist.train import context as contexts
+from nbdist.train.boundary import Boundary
 from nbdist.train.context import Checkpoints, Context, Control
 from nbdist.train.one_device import OneDeviceReplica, OneDeviceStrategy
 from nbdist.train.schedule import RateSchedule
@@ -244,7 +245,9 @@ def test_a_replica_without_a_rate_refuses_a_schedule(
     monkeypatch.setattr(Stepping, "rate", None)
     replica = Stepping([("w", np.ones(2, np.float32))], SGD(0.1))
     with pytest.raises(FailedPreconditionError, match="Stepping cannot change its learning rate"):
-        RateSchedule(lambda updates, epoch: 0.2, context).follow(replica)
+        RateSchedule(
+            lambda updates, epoch: 0.2, Boundary(context, lambda: [replica], int, lambda path: path), context
+        ).follow(replica)
 
 
 def test_a_checkpoint_has_the_weights_of_its_step(strategy: SteppingStrategy, context: Context) -> None:

@@ -35,6 +35,7 @@ from nbdist.train.boundary import check_policy, square_sum
 from nbdist.train.context import current, use_here
 from nbdist.train.custom.api import scoped
 from nbdist.train.replica import RetryStep, change_rate, rate_of
+from nbdist.train.schedule import RateFactor
 from nbdist.train.step import Step
 from nbdist.train.step_timing import StepEvents
 from nbdist.train.training import Training, opened_loop
@@ -165,9 +166,8 @@ class Batches:
     def __init__(self, training: Training, model: TorchModel, optimizer: Any) -> None:
         self._training, self._model, self._optimizer = training, model, optimizer
         self._rates = GroupRates.of(optimizer.param_groups)
-        self._rate = self._rates.rate
-        self._asked, self._factor = training.driver.boundary.rates_handled, 1.0
-        training.resume.components.register("rate_factor", self)
+        self._factor = RateFactor(training.driver.boundary, training.context.control, self._rates.rate)
+        training.resume.components.register("rate_factor", self._factor)
         self._continues, self._follows = training.resume.rate, True
         if training.joins:
             self._continues = rate_of(training.replica)
@@ -262,31 +262,18 @@ class Batches:
 
     def _follow_rate(self) -> None:
         """Change the strategy's learning rate if a scheduler has changed the optimizer's."""
-        rate, training = self._rates.rate, self._training
+        rate, factor, training = self._rates.rate, self._factor, self._training
         expected, self._continues = self._continues, None
         if expected is not None:  # the first step of a training that is continued
-            self._rate = rate
-            at = rate * self._factor
+            factor.scheduled = rate
+            at = rate * factor.state_dict()
             if "initial_lr" in self._optimizer.param_groups[0] and not isclose(at, expected):
                 self._miscounted(at, expected)
-        factor = self.state_dict()
-        if rate != self._rate and self._follows:
-            self._rate = rate
-            change_rate(training.replica, rate * factor)
+        multiplied = factor.state_dict()
+        if rate != factor.scheduled and self._follows:
+            factor.scheduled = rate
+            change_rate(training.replica, rate * multiplied)
             training.driver.boundary.show_rate()
-
-    def state_dict(self) -> float:
-        """Return what the rate that a user has asked for multiplies those of schedulers by."""
-        training = self._training
-        handled = training.driver.boundary.rates_handled
-        if self._asked != handled:
-            self._asked = handled
-            self._factor = training.context.control.rate / self._rate if self._rate else 1.0
-        return self._factor
-
-    def load_state_dict(self, state: float) -> None:
-        """Continue with what :meth:`state_dict` returned."""
-        self._factor = state
 
     def _miscounted(self, rate: float, expected: float) -> None:
         """Refuse a scheduler that is not where the training is; one of a process that has joined is left."""
