@@ -6,6 +6,8 @@ A body makes its process group itself, so only its steps show whether there is o
 the reporters of `nbdist.frameworks.reporting`; each kind of trainer has its own remedy. The client counts the
 ranks (`nbdist.run.progress.trained_apart`).
 
+A plain cell, without ``--framework``, is looked at by `changes_of_plain_cells`: it trains each worker alone.
+
 Objects that keep a process group (an Accelerator, a DistributedDataParallel) outlive the cell that made them,
 and the group does not. `changes` refuses them by name, and has the TrainingArguments of an earlier cell look
 for the group anew. It also notes that a DistributedSampler, which orders by its epoch, repeats one.
@@ -31,6 +33,8 @@ REMEDIES = {
     "transformers": "make the TrainingArguments in the cell that trains",
     "keras": "train with nb.frameworks.keras.wrap(model), under --strategy multi_worker without --framework",
     "jax": "call jax.distributed.initialize(), and compute on a mesh of all devices",
+    "plain": "for one model use nb.frameworks.torch.wrap or keras.wrap under --strategy multi_worker, or "
+    "DistributedDataParallel with --framework torch",
 }
 """What to do about it, by what trains; Lightning's is `_lightning_remedy`."""
 
@@ -52,6 +56,36 @@ def see_step(trainer: str) -> None:
         return
     trainer = context.trainer or trainer
     context.progress.apart = REMEDIES.get(trainer) or _lightning_remedy()
+
+
+def changes_of_plain_cells() -> dict[str, Change]:
+    """Return what is to be changed during a body without ``--framework``: its trainings are seen, no more."""
+
+    def torch_optimizer(module: ModuleType, patches: Patches) -> None:
+        patches.undo(module.register_optimizer_step_post_hook(_see_plain).remove)
+
+    def keras_callbacks(module: ModuleType, patches: Patches) -> None:
+        patches.replace(module.CallbackList, "on_train_begin", _seeing_plain)
+
+    return {
+        "torch.optim.optimizer": torch_optimizer,
+        "keras.src.callbacks.callback_list": keras_callbacks,
+    }
+
+
+def _see_plain(*step: Any) -> None:
+    """Note that a plain cell trains this rank alone, unless a strategy trains in it."""
+    context = current()
+    if not context.trainings and not in_group():
+        context.progress.apart = context.progress.apart or REMEDIES["plain"]
+
+
+def _seeing_plain(original: Any) -> Any:
+    def begin(callbacks: Any, *args: Any, **options: Any) -> None:
+        _see_plain()
+        original(callbacks, *args, **options)
+
+    return begin
 
 
 def see_log(values: Mapping[str, float]) -> None:

@@ -35,6 +35,15 @@ dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
+WRAPPED = (
+    ALONE
+    + """
+data = torch.utils.data.DataLoader([torch.ones(4)] * 8, batch_size=4)
+with nb.frameworks.torch.wrap(model, optimizer, data) as batches:
+    for x in batches:
+        optimizer.zero_grad(); (model(x) ** 2).mean().backward(); optimizer.step()
+"""
+)
 ACCELERATE = """
 import torch
 from accelerate import Accelerator
@@ -99,15 +108,17 @@ def run_cell(cluster: Cluster, body: str, framework: str | None = "torch", **opt
     [
         (ALONE + STEPS, "torch", "call torch.distributed.init_process_group() and wrap"),
         (JAX.format(begin=""), "jax", "call jax.distributed.initialize()"),
+        (ALONE + STEPS, None, "for one model use nb.frameworks.torch.wrap"),
         pytest.param(
             LIGHTNING, "torch", "give Lightning the number of workers: Trainer(devices=2)", marks=exhaustive
         ),
         pytest.param(KERAS, "jax", "train with nb.frameworks.keras.wrap(model)", marks=exhaustive),
+        pytest.param(KERAS, None, "for one model use nb.frameworks.torch.wrap or keras", marks=exhaustive),
     ],
-    ids=["torch", "jax", "lightning", "keras"],
+    ids=["torch", "jax", "plain", "lightning", "keras", "plain-keras"],
 )
 def test_ranks_without_a_process_group_are_reported(
-    cluster: Cluster, body: str, framework: str, remedy: str
+    cluster: Cluster, body: str, framework: str | None, remedy: str
 ) -> None:
     run = run_cell(cluster, body, framework)
     said = summary_of(run).warning
@@ -124,6 +135,7 @@ def test_ranks_with_a_process_group_are_not(cluster: Cluster) -> None:
         assert (run.standing().apart, run.notes) == ("", [])
     alone = start_run(ALONE + STEPS, Options(framework="torch", on="worker:0"), cluster=cluster).wait()
     assert alone.standing().apart == ""
+    assert run_cell(cluster, WRAPPED, None, strategy="multi_worker").standing().apart == ""
 
 
 def test_ranks_with_a_process_group_that_average_nothing_are_reported(cluster: Cluster) -> None:

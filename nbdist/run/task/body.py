@@ -32,7 +32,9 @@ from nbdist.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from nbdist.frameworks.apart import changes_of_plain_cells
 from nbdist.frameworks.environment import framework_environment
+from nbdist.frameworks.patches import Patches
 from nbdist.frameworks.registry import FRAMEWORKS, SPECS, framework_of, model_types, unwrapped
 from nbdist.frameworks.steering import seen_and_steered
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS, lost_gpu
@@ -238,6 +240,8 @@ def body_environment(live: ActiveRun, port: int | None, autoreload: Sequence[str
     ):
         if framework is not None:  # ends after `inner`, so that no interrupt cuts its end off
             steered.enter_context(seen_and_steered(framework, context))
+        elif context.world.size > 1:
+            steered.enter_context(Patches(changes_of_plain_cells(), context.note))
         settle_edits(autoreload, context.note)
         yield
 
