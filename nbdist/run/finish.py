@@ -18,6 +18,7 @@ from nbdist.run.devices import ReplicaDevice
 from nbdist.run.followed import FollowedRun
 from nbdist.run.values.outcome import keep_light, unpack
 from nbdist.runtime.task import TaskInfo
+from nbdist.train.callbacks import History
 
 Outcomes: TypeAlias = Mapping[int, Mapping[str, Any]]
 ENDED = ("finished", "stopped", "failed")
@@ -103,6 +104,16 @@ def model_of(outcome: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[An
     return unpack(
         about["packed"]
     ), f"run.model has the weights of the {about['class']} that the body has trained"
+
+
+def history_of(results: Mapping[str, Any]) -> History | None:
+    """Return the `history` of a ``fit``, or another one if a body calls something else so.
+
+    >>> history_of({"history": [0.5], "fitted": History()})
+    <History: empty>
+    """
+    found = [one for one in (results.get("history"), *results.values()) if isinstance(one, History)]
+    return found[0] if found else None
 
 
 def differing_weights(outcomes: Outcomes) -> str:

@@ -61,9 +61,9 @@ JOIN_SECONDS = 2.0  # limit for that thread to end at the end of this process
 class Run(Labelled):
     """Handle on a run. ``status`` is "running", then "finished", "stopped" or "failed".
 
-    ``history`` is what the body assigned to this name on the chief. ``model`` is its `model`, or else the one
-    model that it has trained, whatever its name, which ``notes`` says. ``results`` has all fetched values by
-    name, ``run.metrics()`` the points of every replica.
+    ``history`` is what a ``fit`` on the chief has returned, under the name `history` or another one.
+    ``model`` is its `model`, or else the one model that it has trained, whatever its name, which ``notes``
+    says. ``results`` has all fetched values by name, ``run.metrics()`` the points of every replica.
 
     The body runs on ``workers``, a replica each; or in the notebook's own process, which drives ``towers``.
     ``rules`` has the run's options. ``launcher`` starts the body again on the new process of a worker that is
@@ -652,7 +652,7 @@ class Run(Labelled):
         found, left = finish.fetched(self.outcomes.get(chief.rank) or {}, chief.name)
         self.results.update(found)
         self.notes.extend(left)
-        self.history = self.results.get("history")
+        self.history = finish.history_of(self.results)
         self.model, said = finish.model_of(self.outcomes.get(chief.rank) or {}, self.results)
         self.notes += filter(None, [said])
         self.deliver(self)  # before `over` is true: a cell that waits for `over` then finds the results

@@ -22,7 +22,7 @@ from nbdist.run.task.spawned import described
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.context import Context, Control, use
 from nbdist.train.one_device import OneDeviceStrategy
-from nbdist.ui.display.run import PrintedView
+from nbdist.ui.display.run import PrintedView, summary_of
 from nbdist.ui.transcript import Transcript
 
 
@@ -206,6 +206,17 @@ def test_a_model_trained_in_a_function_is_fetched_under_its_name(cluster: Cluste
     run = start_run(code, Options(on="worker:0"), cluster=cluster).wait()
     assert (run.model is run.results["net"], [*run.results]) == (True, ["net"])
     assert run.notes == ["run.model is net, which the body has trained"]
+
+
+@pytest.mark.engines
+def test_a_history_of_the_users_own_is_not_taken_for_that_of_fit(cluster: Cluster) -> None:
+    code = MODEL.format(name="net") + FIT.format(name="net", epochs=2).replace("history", "fitted")
+    run = start_run(f"{code}\nhistory = [0.5, 0.25]", Options(on="worker:0"), cluster=cluster).wait()
+    assert run.history is run.results["fitted"]
+    assert run.results["history"] == [0.5, 0.25]
+    assert summary_of(run).metrics == {"loss": run.history["loss"][-1]}
+    alone = start_run("history = np.arange(3)", Options(on="worker:0"), cluster=cluster).wait()
+    assert (alone.history, summary_of(alone).metrics) == (None, {})
 
 
 @pytest.mark.engines
