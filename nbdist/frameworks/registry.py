@@ -84,13 +84,24 @@ def _take_keras(model: Any, weights: Weights) -> bool:
     return take_weights(model, weights)
 
 
+def _trainings_of_keras(model: Any) -> int:
+    optimizer = getattr(model, "optimizer", None)  # counts the updates of Keras's own fit
+    return weights.trainings_of(model) + (0 if optimizer is None else int(optimizer.iterations))
+
+
 def _array_of_jax(value: Any) -> Array:
     from nbdist.frameworks.jax.tree import array_of
 
     return array_of(value)
 
 
-KERAS = FrameworkSpec("keras", model=("keras", "Model"), state_of=_state_of_keras, take=_take_keras)
+KERAS = FrameworkSpec(
+    "keras",
+    model=("keras", "Model"),
+    state_of=_state_of_keras,
+    take=_take_keras,
+    trainings=_trainings_of_keras,
+)
 TORCH = FrameworkSpec(
     "torch",
     launcher=Torch,

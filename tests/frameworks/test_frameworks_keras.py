@@ -288,6 +288,16 @@ def test_inputs_and_outputs_in_lists_are_those_of_keras(cluster: Cluster, backen
     assert [name for name in results["again"] if not name.startswith("val_")] == ["loss"]
 
 
+@pytest.mark.parametrize("backend", ["torch"])
+def test_a_model_of_an_earlier_cell_comes_home_if_it_is_trained(cluster: Cluster, backend: str) -> None:
+    made = body(backend, SGD, "net = make()")
+    start_run(made, Options(on="worker:0"), cluster=cluster).wait()
+    again = "history = nb.frameworks.keras.wrap(net).fit(x, y, **how)\nkernel = net.get_weights()[0]"
+    run = start_run(again, Options(strategy="multi_worker", on="worker:0"), cluster=cluster).wait()
+    assert run.notes == ["run.model is net, which the body has trained"]
+    np.testing.assert_array_equal(next(iter(run.model.values())), run.results["kernel"])
+
+
 OWN = {
     "constraint": (
         "keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_constraint='non_neg')])",
