@@ -466,9 +466,12 @@ class Trial:
 
     @property
     def epochs(self) -> int | None:
-        """The number of epochs that a promotion has set, which overrides that of its body; None without."""
+        """The number of epochs that a promotion has set, which overrides that of its body; None without.
+
+        A body with a parameter `epochs` is given the number, and need not give it to a ``fit``.
+        """
         value = self.parameters.get("epochs")
-        return value if isinstance(value, int) and value != self.drawn.get("epochs") else None
+        return value if isinstance(value, int) and "epochs" not in self.drawn else None
 
     @property
     def over(self) -> bool:

@@ -163,6 +163,15 @@ def read_saved(path: Path) -> SavedState:
     return SavedState(state, arrays, by_array, json.loads(texts[MODEL]), int(texts[CHECK]))
 
 
+def trainings_in(path: Path) -> int:
+    """Return which training of its run a state is of, counted from 1; DataLossError if it is damaged."""
+    with TensorFile(path, "a state of a training") as file:
+        try:
+            return int(json.loads(file.texts[STATE])["training"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise file.damaged(error) from None
+
+
 def _read(path: Path) -> tuple[State, dict[str, str], dict[str, Array]]:
     if not path.is_file():
         raise NotFoundError(f"no state of a training at {str(path)!r}: give the file that one has left")

@@ -29,6 +29,7 @@ from nbdist.sweep.export import columns, write_csv
 from nbdist.sweep.space import Space
 from nbdist.sweep.start import check_changes, check_edit
 from nbdist.sweep.state import Trial
+from nbdist.train.resume import trainings_in
 from nbdist.trials.command_file import CommandFile
 from nbdist.trials.driver import Driver
 from nbdist.trials.protocol import SweepSpec, trial_folder
@@ -378,8 +379,19 @@ class Sweep:
             if isinstance(event, SpaceEdited):
                 check_edit(self._body, self.ledger.space, event.space)
             elif isinstance(event, Promoted):
-                known = [*self.ledger.trials[event.number].given, "epochs"]
-                check_changes(self._body, known, event.changes)
+                trial = self.ledger.trials[event.number]
+                check_changes(self._body, [*trial.given, "epochs"], event.changes)
+                if "epochs" in event.changes and "epochs" not in trial.drawn:
+                    self._check_fits(event.number)
+
+    def _check_fits(self, number: int) -> None:
+        """Raise FailedPreconditionError if a trial calls ``fit`` several times, each with its own epochs."""
+        if self.spec.options.framework is None and (fits := trainings_in(self.checkpoint(number))) > 1:
+            raise FailedPreconditionError(
+                f"trial {number} cannot be promoted with epochs=: it calls fit {fits} times, and each would "
+                "train so many epochs. Give the sweep a parameter epochs that the trial's loop uses, or "
+                "clone the trial"
+            )
 
     def pause(self) -> None:
         """Start no more trials; when the running ones have ended, other cells can use the cluster."""
@@ -443,7 +455,8 @@ class Sweep:
         """Continue a trial that has ended exactly from where its training ended.
 
         - ``number``: the trial; None is the best one.
-        - ``epochs``: the number of epochs in all (at least 1); None leaves it as it is.
+        - ``epochs``: the number of epochs in all (at least 1); None leaves it as it is. A trial with a
+          parameter of this name is given it, others train as many epochs in their one ``fit``.
         - ``per_trial``: the number of engines (at least 1); None is as many as the sweep's other trials have.
         - ``changes``: further variables of its body, by name.
 

@@ -377,6 +377,24 @@ def test_a_function_without_epochs_can_be_promoted(begin: Begin, cluster: Cluste
     assert sorted(losses(sweep, 0)) == list(range(1, 9))
 
 
+def test_a_trial_that_calls_fit_in_a_loop_is_promoted_by_its_parameter(
+    begin: Begin, cluster: Cluster
+) -> None:
+    body = TRAIN.format(optimizer="SGD", epochs=1, callbacks=[])
+    looped = body.replace("history = ", "for _ in range(rounds):\n    history = ")
+    options: dict[str, Any] = {"metric": "val_loss", "direction": "min", "cluster": cluster, "seed": 5}
+    named = looped.replace("rounds", "epochs")
+    whole = finished(begin(named, "lr=[0.1] epochs=4", **options)).trial(0).value
+    sweep = finished(begin(named, "lr=[0.1] epochs=2", **options))
+    assert sweep.trial(0).value != whole
+    sweep.promote(0, epochs=4)
+    assert finished(sweep).trial(0).value == whole  # of four fits with one epoch each
+    other = finished(begin(looped, "lr=[0.1] rounds=2", **options))
+    with pytest.raises(FailedPreconditionError, match=r"it calls fit 2 times, and each would"):
+        other.promote(0, epochs=4)
+    assert (other.state, other.trial(0).attempt) == ("finished", 1)
+
+
 def test_without_a_checkpoint_there_is_no_promotion(begin: Begin, cluster: Cluster) -> None:
     sweep = finished(begin("accuracy = width", "width=[1, 2]", cluster=cluster))
     with pytest.raises(FailedPreconditionError, match=r"trial 1 has no checkpoint at .*called no fit"):
