@@ -537,7 +537,9 @@ class _Summaries:
             if self._printed is not None and step > self._printed[1]:
                 speed = f", {(step - self._printed[1]) / (now - self._printed[0]):.1f} steps/s"
             self._printed = now, step
-            print(f"step {step}: loss {float(loss):.4g}{speed}")
+            replicas = self._training._strategy.num_replicas_in_sync
+            whose = " of this replica's share" if replicas > 1 else ""
+            print(f"step {step}: loss {float(loss):.4g}{whose}{speed}")
 
     def close(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,17 @@ def test_replicas_of_one_process_are_one_device(tmp_path: Path, optimizer: str) 
         estimator.train(batches(size=7), max_steps=16)
     for name, value in weights(one).items():
         np.testing.assert_allclose(weights(three)[name], value, rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(("replicas", "whose"), [(1, ""), (2, " of this replica's share")])
+def test_the_printed_loss_is_that_of_a_share_where_there_are_some(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], replicas: int, whose: str
+) -> None:
+    strategy = nb.distribute.MirroredStrategy(["CPU:0"] * replicas)
+    config = RunConfig(log_step_count_steps=1, train_distribute=strategy)
+    estimator = Estimator(model_fn, tmp_path, config, {})
+    estimator.train(batches(), steps=1)
+    assert re.search(rf"^step 1: loss \d+\.\d+{whose}$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_two_estimators_of_one_strategy(tmp_path: Path) -> None:
