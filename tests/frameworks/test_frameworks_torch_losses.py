@@ -264,6 +264,28 @@ def test_a_loop_of_ones_own_refuses_a_loss_that_does_not_count_examples() -> Non
         everywhere(thread_world(lambda place: MultiWorkerMirroredStrategy(world=place), 2), body)
 
 
+@pytest.mark.parametrize("clip", [torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_, None])
+def test_a_loop_of_ones_own_notes_that_it_clips_a_share(
+    capsys: pytest.CaptureFixture[str], clip: Any
+) -> None:
+    x, y = data_of(rows=8)
+
+    def body(strategy: Any, _: Any) -> None:
+        made = module(False)
+        optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+        with strategy.scope(), nb.frameworks.torch.wrap(made, optimizer, (x, y), batch_size=4) as batches:
+            for features, targets in batches:
+                functional.cross_entropy(made(features), targets).backward()
+                if clip is not None:
+                    clip(made.parameters(), 0.5)
+                optimizer.step()
+
+    for replicas in (1, 2):
+        everywhere(thread_world(lambda place: MultiWorkerMirroredStrategy(world=place), replicas), body)
+        said = capsys.readouterr().out.count("the loop clips the gradient of each worker's share")
+        assert said == (replicas == 2 and clip is not None)
+
+
 @pytest.mark.parametrize("is_frozen", [True, False])
 def test_a_part_in_evaluation_mode_stays_in_it(is_frozen: bool) -> None:
     norm = torch.nn.BatchNorm1d(3)

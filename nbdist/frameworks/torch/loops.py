@@ -17,14 +17,15 @@ optimizer: all replicas that make the step together leave it out then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from math import isclose
 from threading import get_ident
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from nbdist.frameworks.patches import Patches
 from nbdist.frameworks.torch.counting import check_own_loss
 from nbdist.frameworks.torch.data import training_data
 from nbdist.frameworks.torch.model import TorchModel
@@ -32,7 +33,7 @@ from nbdist.frameworks.torch.optimizers import GroupRates, translated
 from nbdist.frameworks.torch.weights import count_training
 from nbdist.runtime.ps.client import StepStopped, TrainingOver
 from nbdist.train.boundary import check_policy, square_sum
-from nbdist.train.context import current, use_here
+from nbdist.train.context import Context, current, use_here
 from nbdist.train.custom.api import scoped
 from nbdist.train.replica import RetryStep, change_rate, rate_of
 from nbdist.train.schedule import RateFactor
@@ -110,7 +111,7 @@ def wrap(
         batches = Batches(training, trainable, optimizer)
         stack.enter_context(replaced_step(optimizer, batches))
         count_training(model)
-        with suppress(LoopStopped), seen_gradients(batches, context.strategy.num_replicas_in_sync > 1):
+        with suppress(LoopStopped), seen_gradients(batches, context):
             yield batches
         training.finish()
 
@@ -129,28 +130,48 @@ def replaced_step(optimizer: Any, batches: Batches) -> Iterator[None]:
         optimizer.__dict__.update(before)
 
 
+CLIPPED = (
+    "the loop clips the gradient of each worker's share, before the shares are added up, and not that of the "
+    "whole batch, as nb.frameworks.torch.fit(clip_norm=) does"
+)
+
+
 @contextmanager
-def seen_gradients(batches: Batches, shared: bool) -> Iterator[None]:
+def seen_gradients(batches: Batches, context: Context) -> Iterator[None]:
     """Count batches whose gradients this thread computes, inside a ``with``.
 
-    A loss of ``shared`` batches that does not count examples is refused at its backward.
+    Where replicas share batches, a loss that does not count examples is refused at its backward, and
+    clipping is noted.
     """
-    from torch import autograd
+    thread, shared = get_ident(), context.strategy.num_replicas_in_sync > 1
 
-    backward, grad, thread = autograd.backward, autograd.grad, get_ident()
+    def before(act: Callable[..., object]) -> Callable[[Any], Any]:
+        def make(original: Any) -> Any:
+            def call(*args: Any, **options: Any) -> Any:
+                if get_ident() == thread:
+                    act(*args, **options)
+                return original(*args, **options)
 
-    def seen(compute: Any, *args: Any, **options: Any) -> Any:
-        if get_ident() == thread:
-            if shared and compute is backward:
-                check_own_loss(args[0] if args else options["tensors"])
-            batches.add()
-        return compute(*args, **options)
+            return call
 
-    autograd.backward, autograd.grad = partial(seen, backward), partial(seen, grad)
-    try:
+        return make
+
+    def backward(tensors: Any, *args: Any, **options: Any) -> None:
+        if shared:
+            check_own_loss(tensors)
+        batches.add()
+
+    def autograd(module: ModuleType, patches: Patches) -> None:
+        patches.replace(module, "backward", before(backward))
+        patches.replace(module, "grad", before(lambda *args, **options: batches.add()))
+
+    def clipping(module: ModuleType, patches: Patches) -> None:
+        noting = before(lambda *args, **options: context.note(CLIPPED))
+        patches.replace(module, "_group_tensors_by_device_and_dtype", noting)  # all that clip call it
+
+    changes = {"torch.autograd": autograd} | ({"torch.nn.utils.clip_grad": clipping} if shared else {})
+    with Patches(changes, context.note):
         yield
-    finally:
-        autograd.backward, autograd.grad = backward, grad
 
 
 REPLACED = ("step", "_step_supports_amp_scaling")
