@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from one_device import CLASSES, IGNORED, PLACES, Drawn, Found, classified, drawn, require_one_device
 
 import nbdist as nb
-from nbdist.distribute import MultiWorkerMirroredStrategy
+from nbdist.distribute import MultiWorkerMirroredStrategy, ShardedStrategy
 from nbdist.errors import InvalidArgumentError, NanLossError
 from nbdist.testing import thread_world
 from nbdist.testing.strategy import everywhere
@@ -284,6 +284,14 @@ def test_a_loop_of_ones_own_notes_that_it_clips_a_share(
         everywhere(thread_world(lambda place: MultiWorkerMirroredStrategy(world=place), replicas), body)
         said = capsys.readouterr().out.count("the loop clips the gradient of each worker's share")
         assert said == (replicas == 2 and clip is not None)
+
+
+@pytest.mark.parametrize(("strategy", "noted"), [(MultiWorkerMirroredStrategy, 0), (ShardedStrategy, 1)])
+def test_a_fit_notes_that_it_clips_shares(
+    capsys: pytest.CaptureFixture[str], strategy: Any, noted: int
+) -> None:
+    refused(torch.nn.CrossEntropyLoss(), torch.tensor([0, 1, 2, 0]), strategy, clip_norm=0.5)
+    assert capsys.readouterr().out.count("clip_norm clips the gradient of each worker's share") == noted
 
 
 @pytest.mark.parametrize("is_frozen", [True, False])

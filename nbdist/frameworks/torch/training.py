@@ -151,6 +151,11 @@ def fit(
     sums = None
     if clip_norm is not None and context.strategy.has_sums:
         sums = ClippedSums(clip_norm, rule.decay, rule.factors)
+    elif clip_norm is not None and context.strategy.num_replicas_in_sync > 1:
+        context.note(
+            f"clip_norm clips the gradient of each worker's share: under strategy {context.strategy.name} no "
+            "replica has that of the whole batch, which --strategy multi_worker or mirrored would clip"
+        )
     held_out = None if validation_data is None else training_data(validation_data, shuffle=False)
     trainable = TorchModel(
         model,
