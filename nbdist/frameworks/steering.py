@@ -10,12 +10,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from nbdist.frameworks import apart
-from nbdist.frameworks.patches import Patches
+from nbdist.frameworks.patches import Change, Patches
 from nbdist.frameworks.reporting import CHANGES
 from nbdist.frameworks.torch.step_hooks import TorchOptimizers
 from nbdist.frameworks.torch.step_parts import StepParts
 from nbdist.frameworks.torch.trial_state import TorchState
 from nbdist.train.context import Context
+
+
+def seeding(seed: int) -> dict[str, Change]:
+    """Return what seeds the frameworks' global generators as soon as a body imports them, for `Patches`."""
+    return {"torch": lambda module, patches: module.manual_seed(seed)}
 
 
 @contextmanager

@@ -55,13 +55,14 @@ def start_run(
     names: dict[str, Any] | None = None,
     given: Given | None = None,
     first_line: int = 1,
+    generators: int | None = None,
 ) -> Run:
     """Start ``body`` on the tasks and return its run, to be followed or waited for.
 
     ``names`` are variables for a body of text, which then has a namespace of its own, or arguments for a
     function; ``given`` are values of this process that the body finds there. ``first_line`` is the number of
-    a text's first line in its cell. Without a cluster it starts a small local one. If the start fails, it
-    removes all files of the run.
+    a text's first line in its cell. ``generators`` seeds the global generators of its processes. Without a
+    cluster it starts a small local one. If the start fails, it removes all files of the run.
     """
     original, inputs = body, given or Given()
     body, given, packed = check_given(body, inputs, not options.replicated.in_client, first_line)
@@ -126,6 +127,7 @@ def start_run(
             first_line=first_line,
             states=tuple(map(str, states)),
             autoreload=autoreloaded(),
+            generators=generators,
             framework_port=None if options.framework is None else int(answers[0]["port"]),
         )
         if options.replicated.in_client:

@@ -119,4 +119,5 @@ def run_spec(sweep: SweepSpec, trial: TrialSpec) -> RunSpec:
         pushed=sweep.pushed,
         first_line=sweep.first_line,
         autoreload=sweep.autoreload,
+        generators=trial.seed,
     )

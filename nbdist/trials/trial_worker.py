@@ -20,7 +20,6 @@ from __future__ import annotations
 import linecache
 import os
 import queue
-import random
 import sys
 import threading
 import time
@@ -291,8 +290,7 @@ def run_trial(
             surroundings_restored(),
             defaults_restored(body),
         ):
-            seed_generators(trial.seed)
-            environment = body_environment(live, spec.framework_port, spec.autoreload)
+            environment = body_environment(live, spec)
             outcome = perform(spec, body, live, here, environment, collect)
     except Exception as error:  # a full disk, say: this trial cannot be run here
         return {"state": "failed", "values": {}, "error": plain(f"{type(error).__name__}: {error}")}
@@ -366,12 +364,6 @@ def plain(text: str) -> str:
     'no file ?'
     """
     return text.encode("utf-8", "replace").decode()
-
-
-def seed_generators(seed: int) -> None:
-    """Seed the generators that a body may use without asking: NumPy's global one, and Python's."""
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
 
 
 # One trial on one engine while its body runs: what it reports of the sweep's metric goes to the driver.

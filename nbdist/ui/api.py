@@ -488,7 +488,7 @@ def rerun(sweep: Sweep, trial: Trial) -> Run:
     )
     run = start_run(
         sweep.body, options, cluster=sweep.cluster, make_view=RunView, names=trial.given,
-        given=sweep.given, first_line=spec.first_line,
+        given=sweep.given, first_line=spec.first_line, generators=trial.seed,
     )  # fmt: skip
     return run.wait()
 

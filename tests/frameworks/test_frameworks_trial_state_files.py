@@ -12,6 +12,7 @@ from nbdist.checkpoint.manager import CheckpointManager
 from nbdist.checkpoint.tensor_file import TensorFile
 from nbdist.errors import DataLossError, InvalidArgumentError
 from nbdist.frameworks.patches import Patches
+from nbdist.frameworks.steering import seeding
 from nbdist.frameworks.torch.trial_state import TORCH, TorchState, has_place, read_model
 from nbdist.train.context import Context, use_here
 from nbdist.train.custom.resume import epochs
@@ -60,9 +61,9 @@ def train(
     body: Body | None = None,
 ) -> Body:
     """Run a body that continues the state ``read``, if any, and leaves its own as ``state``."""
-    body, context = body or Body(), Context(seed=5)
+    body, context = body or Body(), Context()
     states = CheckpointManager(write=folder / "state", read=folder / read if read else None)
-    with use_here(context), Patches({}) as patches:
+    with use_here(context), Patches(seeding(5)) as patches:
         state = TorchState(context, states, patches)
         body.run(count, rate, kind)
         context.progress.step += count

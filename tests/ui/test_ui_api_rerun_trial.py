@@ -21,6 +21,33 @@ history = model.fit(x, y, batch_size=32, epochs=2, validation_data=(x_test, y_te
 """
 
 
+DRAWN = """
+import random
+import numpy as np
+value = float(np.random.rand()) + random.random() + lr
+"""
+DRAWN_BY_TORCH = """
+import torch
+value = torch.rand(()).item() + lr
+"""
+
+
+@pytest.mark.parametrize(
+    ("trial", "framework"),
+    [
+        (DRAWN, None),
+        pytest.param(DRAWN_BY_TORCH, None, marks=pytest.mark.frameworks),
+        pytest.param(DRAWN_BY_TORCH, "torch", marks=pytest.mark.frameworks),
+    ],
+)
+def test_a_trial_that_is_run_again_draws_the_same_numbers(
+    cluster: Cluster, trial: str, framework: str | None
+) -> None:
+    sweep = run_sweep(trial, {"lr": [0.01]}, metric="value", framework=framework, cluster=cluster, live=False)
+    assert sweep.rerun(sweep.wait(60).best.number).results["value"] == sweep.best.value  # type: ignore[union-attr]
+    sweep.leave()
+
+
 @pytest.mark.parametrize(
     "how",
     [

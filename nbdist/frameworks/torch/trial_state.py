@@ -59,8 +59,6 @@ class TorchState:
         self._optimizers: list[_Optimizer] = []
         self._schedulers = 0
         self._random: Any = None
-        if context.seed is not None:
-            torch.manual_seed(context.seed)
         if states.read is not None:
             found = states.load(read_state)
             context.progress.resume(found.pop("step"))

@@ -9,6 +9,7 @@ import ast
 import contextlib
 import linecache
 import os
+import random
 import sys
 import time
 import traceback
@@ -20,6 +21,8 @@ from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import numpy as np
 
 from nbdist.checkpoint.manager import parse_interval
 from nbdist.cluster.folder import busy_with, clusters_folder
@@ -36,7 +39,7 @@ from nbdist.frameworks.apart import changes_of_plain_cells
 from nbdist.frameworks.environment import framework_environment
 from nbdist.frameworks.patches import Patches
 from nbdist.frameworks.registry import FRAMEWORKS, SPECS, framework_of, model_types, unwrapped
-from nbdist.frameworks.steering import seen_and_steered
+from nbdist.frameworks.steering import seeding, seen_and_steered
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS, lost_gpu
 from nbdist.home import private_folder
 from nbdist.metrics.event_file import events_folder
@@ -107,6 +110,8 @@ class RunSpec:
     """The port of a framework's rendezvous, on the first worker; None if the workers agree on one."""
     autoreload: tuple[str, ...] = ()
     """Which modules are reloaded before the body if they were edited, as `autoreloaded` names them."""
+    generators: int | None = None
+    """What the global generators of NumPy, Python and PyTorch begin with; None leaves them as they are."""
 
 
 @replies_only
@@ -120,7 +125,7 @@ def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
             with opened(spec, here) as live:
                 outcome = perform(
                     spec, body, live, here,
-                    body_environment(live, spec.framework_port, spec.autoreload),
+                    body_environment(live, spec),
                     partial(_pack_results, live.context),
                 )  # fmt: skip
                 live.small = is_small(outcome)
@@ -217,16 +222,13 @@ def perform(
 
 
 @contextmanager
-def body_environment(live: ActiveRun, port: int | None, autoreload: Sequence[str]) -> Iterator[None]:
-    """Give the whole process to a body: an engine has nothing else to do. It alone is interrupted.
-
-    ``port`` and ``autoreload`` are those of its `RunSpec`.
-    """
+def body_environment(live: ActiveRun, spec: RunSpec) -> Iterator[None]:
+    """Give the whole process to a body: an engine has nothing else to do. It alone is interrupted."""
     context, output, framework = live.context, live.output, live.context.framework
     inner = interruptible()
     if framework is not None:
         inner = framework_environment(
-            FRAMEWORKS[framework](), context.world, context.control, port, interruptible
+            FRAMEWORKS[framework](), context.world, context.control, spec.framework_port, interruptible
         )
     with (
         contexts.use(context),
@@ -238,11 +240,15 @@ def body_environment(live: ActiveRun, port: int | None, autoreload: Sequence[str
         ExitStack() as steered,
         inner,
     ):
+        if spec.generators is not None:
+            np.random.seed(spec.generators % 2**32)
+            random.seed(spec.generators)
+            steered.enter_context(Patches(seeding(spec.generators), context.note))
         if framework is not None:  # ends after `inner`, so that no interrupt cuts its end off
             steered.enter_context(seen_and_steered(framework, context))
         elif context.world.size > 1:
             steered.enter_context(Patches(changes_of_plain_cells(), context.note))
-        settle_edits(autoreload, context.note)
+        settle_edits(spec.autoreload, context.note)
         yield
 
 
