@@ -16,6 +16,7 @@ from nbdist.metrics.run_folder import RunFile, as_written, read_run, write_run
 from nbdist.run.body_error import error_from_record
 from nbdist.run.devices import ReplicaDevice
 from nbdist.run.followed import FollowedRun
+from nbdist.run.options import Options
 from nbdist.run.values.outcome import keep_light, unpack
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
@@ -104,6 +105,26 @@ def model_of(outcome: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[An
     return unpack(
         about["packed"]
     ), f"run.model has the weights of the {about['class']} that the body has trained"
+
+
+def unused_flags(options: Options, outcomes: Outcomes) -> str:
+    """Return that no training has obeyed the flags for one; empty if one has, or none was given.
+
+    >>> options = Options(framework="torch", epochs=3)
+    >>> unused_flags(options, {0: {"trainings": 1, "own_loops": 1}}).partition(":")[0]
+    '--epochs had no effect'
+    >>> unused_flags(options, {0: {"trainings": 2, "own_loops": 1}})
+    ''
+    """
+    flags = options.flags_for_training + ["--checkpoint-every"] * (options.checkpoint_every is not None)
+    if not flags or any(
+        one.get("monitored") or one.get("trainings", 0) > one.get("own_loops", 0) for one in outcomes.values()
+    ):
+        return ""
+    return (
+        f"{', '.join(flags)} had no effect: only what trains by nbdist obeys this (fit, a loop over a "
+        "strategy, nb.frameworks.torch.fit or wrap, jax.fit, keras.wrap), and nothing in the body did"
+    )
 
 
 def history_of(results: Mapping[str, Any]) -> History | None:

@@ -246,8 +246,21 @@ class Options(LaunchOptions):
     @property
     def wants_training(self) -> bool:
         """Whether something was asked for that has a meaning only for a body that trains."""
-        given = ((row, getattr(self, row.name)) for row in rows(Options).values() if row.trains)
-        return any(value and value != row.default for row, value in given) or bool(self._strategy_settings)
+        return bool(self.flags_for_training)
+
+    @property
+    def flags_for_training(self) -> list[str]:
+        """The flags that were given and have a meaning only for a body that trains.
+
+        >>> Options(epochs=3, name="a", strategy="mirrored", synchronous=True).flags_for_training
+        ['--epochs', '--strategy']
+        """
+        implied = {"synchronous"} if self.strategy is not None else set()
+        table = {name: row for name, row in rows(Options).items() if name not in implied}
+        given = {name: getattr(self, name) for name, row in table.items() if row.trains}
+        named = [name for name, value in given.items() if value and value != table[name].default]
+        found = dict.fromkeys([*named, *self._strategy_settings])
+        return [next(iter(table[name].switches or [table[name].flag])) for name in found]
 
     @property
     def _strategy_settings(self) -> list[str]:

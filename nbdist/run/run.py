@@ -662,7 +662,8 @@ class Run(Labelled):
         self._last = self._standing_at_end()
         uneven = uneven_data(self._last.replicas, self.tasks, self.status)
         differ = finish.differing_weights(self.outcomes) if self.status == "finished" else ""
-        self.notes += filter(None, [self._last.apart, uneven, differ])
+        unused = finish.unused_flags(self.options, self.outcomes) if self.status == "finished" else ""
+        self.notes += filter(None, [self._last.apart, uneven, differ, unused])
         finish.release(self._followed, self._cluster.tasks)
         self._at_end()
         if self._monitor.stuck and str(self.error) != self._monitor.stuck:

@@ -381,6 +381,8 @@ class Context:
     metric_names: list[str] = field(default_factory=list)
     """What the model that is trained measures beside its loss."""
     trainings: int = 0
+    own_loops: int = 0
+    """How many of the trainings are a loop of a framework's own, which no strategy has made."""
     logged: dict[str, int] = field(default_factory=dict)
     """The last step of each series that ``nb.log`` has counted itself."""
     last_epoch: dict[str, float] = field(default_factory=dict)

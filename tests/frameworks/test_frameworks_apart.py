@@ -138,6 +138,14 @@ def test_ranks_with_a_process_group_are_not(cluster: Cluster) -> None:
     assert run_cell(cluster, WRAPPED, None, strategy="multi_worker").standing().apart == ""
 
 
+def test_flags_that_a_loop_of_ones_own_does_not_obey_are_named(cluster: Cluster) -> None:
+    given: dict[str, Any] = {"strategy": "multi_worker", "checkpoint_every": 2}
+    [said] = run_cell(cluster, TOGETHER + STEPS, precision="mixed_bfloat16", **given).notes
+    assert said.startswith("--precision, --strategy, --checkpoint-every had no effect: only what trains by")
+    wrapped = run_cell(cluster, WRAPPED, **given)
+    assert [note for note in wrapped.notes if "no effect" in note] == []
+
+
 def test_ranks_with_a_process_group_that_average_nothing_are_reported(cluster: Cluster) -> None:
     begin = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
     begin += "torch.manual_seed({seed})\n" + ALONE

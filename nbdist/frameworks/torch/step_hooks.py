@@ -99,7 +99,7 @@ class TorchOptimizers:
     def _begin(self) -> None:
         context = self._context
         if not context.trainings:
-            context.trainings = context.progress.trainings = 1
+            context.trainings = context.progress.trainings = context.own_loops = 1
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if id(optimizer) in self._stepping:

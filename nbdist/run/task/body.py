@@ -211,6 +211,7 @@ def perform(
         "stopped": stopped,
         "ended": time.time(),
         "trainings": context.trainings,
+        "own_loops": context.own_loops,
         "monitored": progress.sessions,
         "joined": progress.joined,
         "last_epochs": live.last_epochs(),
