@@ -6,7 +6,7 @@ A body makes its process group itself, so only its steps show whether there is o
 the reporters of `nbdist.frameworks.reporting`; each kind of trainer has its own remedy. The client counts the
 ranks (`nbdist.run.progress.trained_apart`).
 
-A plain cell, without ``--framework``, is looked at by `changes_of_plain_cells`: it trains each worker alone.
+A plain cell, without ``--framework``, trains each worker alone (`see_plain`).
 
 Objects that keep a process group (an Accelerator, a DistributedDataParallel) outlive the cell that made them,
 and the group does not. `changes` refuses them by name, and has the TrainingArguments of an earlier cell look
@@ -58,34 +58,11 @@ def see_step(trainer: str) -> None:
     context.progress.apart = REMEDIES.get(trainer) or _lightning_remedy()
 
 
-def changes_of_plain_cells() -> dict[str, Change]:
-    """Return what is to be changed during a body without ``--framework``: its trainings are seen, no more."""
-
-    def torch_optimizer(module: ModuleType, patches: Patches) -> None:
-        patches.undo(module.register_optimizer_step_post_hook(_see_plain).remove)
-
-    def keras_callbacks(module: ModuleType, patches: Patches) -> None:
-        patches.replace(module.CallbackList, "on_train_begin", _seeing_plain)
-
-    return {
-        "torch.optim.optimizer": torch_optimizer,
-        "keras.src.callbacks.callback_list": keras_callbacks,
-    }
-
-
-def _see_plain(*step: Any) -> None:
+def see_plain() -> None:
     """Note that a plain cell trains this rank alone, unless a strategy trains in it."""
     context = current()
-    if not context.trainings and not in_group():
+    if context.world.size > 1 and not context.trainings and not in_group():
         context.progress.apart = context.progress.apart or REMEDIES["plain"]
-
-
-def _seeing_plain(original: Any) -> Any:
-    def begin(callbacks: Any, *args: Any, **options: Any) -> None:
-        _see_plain()
-        original(callbacks, *args, **options)
-
-    return begin
 
 
 def see_log(values: Mapping[str, float]) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from nbdist.frameworks import apart
 from nbdist.frameworks.patches import Change, Patches
 from nbdist.frameworks.reporting import CHANGES
-from nbdist.frameworks.torch.step_hooks import TorchOptimizers
+from nbdist.frameworks.torch.step_hooks import TorchOptimizers, modules_trained_by
 from nbdist.frameworks.torch.step_parts import StepParts
 from nbdist.frameworks.torch.trial_state import TorchState
 from nbdist.train.context import Context
@@ -21,6 +24,34 @@ from nbdist.train.context import Context
 def seeding(seed: int) -> dict[str, Change]:
     """Return what seeds the frameworks' global generators as soon as a body imports them, for `Patches`."""
     return {"torch": lambda module, patches: module.manual_seed(seed)}
+
+
+def changes_of_plain_cells(context: Context) -> dict[str, Change]:
+    """Return what is to be changed during a body without ``--framework``: its trainings are seen, no more."""
+    optimizers: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
+
+    def step(optimizer: Any, *call: Any) -> None:
+        optimizers[optimizer] = None
+        apart.see_plain()
+
+    def torch_optimizer(module: ModuleType, patches: Patches) -> None:
+        patches.undo(module.register_optimizer_step_post_hook(step).remove)
+        context.trained = lambda: modules_trained_by(list(optimizers))
+
+    def keras_callbacks(module: ModuleType, patches: Patches) -> None:
+        def make(original: Any) -> Any:
+            def begin(*args: Any, **options: Any) -> None:
+                apart.see_plain()
+                original(*args, **options)
+
+            return begin
+
+        patches.replace(module.CallbackList, "on_train_begin", make)
+
+    return {
+        "torch.optim.optimizer": torch_optimizer,
+        "keras.src.callbacks.callback_list": keras_callbacks,
+    }
 
 
 @contextmanager

@@ -187,6 +187,20 @@ second.step()
     assert begin(two, framework="torch", on="worker:0").wait().model is None
 
 
+def test_the_model_of_a_plain_cell_is_the_one_that_it_trains(begin: Callable[..., Run]) -> None:
+    body = """
+import torch
+net, other = torch.nn.Linear(2, 1), torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+net(torch.ones(4, 2)).sum().backward(); optimizer.step()
+"""
+    run = begin(body, on="worker:0").wait()
+    assert run.notes == ["run.model is net, which the body has trained"]
+    np.testing.assert_array_equal(run.model["weight"], run.results["net"]["weight"])
+    untrained = begin("net = torch.nn.Linear(2, 1)", on="worker:0").wait()
+    assert (untrained.model, untrained.notes) == (None, [])
+
+
 def test_fully_sharded_modules_train(begin: Callable[..., Run]) -> None:
     run = begin(
         """

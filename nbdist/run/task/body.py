@@ -35,11 +35,10 @@ from nbdist.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from nbdist.frameworks.apart import changes_of_plain_cells
 from nbdist.frameworks.environment import framework_environment
 from nbdist.frameworks.patches import Patches
 from nbdist.frameworks.registry import FRAMEWORKS, SPECS, framework_of, model_types, unwrapped
-from nbdist.frameworks.steering import seeding, seen_and_steered
+from nbdist.frameworks.steering import changes_of_plain_cells, seeding, seen_and_steered
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS, lost_gpu
 from nbdist.home import private_folder
 from nbdist.metrics.event_file import events_folder
@@ -247,8 +246,8 @@ def body_environment(live: ActiveRun, spec: RunSpec) -> Iterator[None]:
             steered.enter_context(Patches(seeding(spec.generators), context.note))
         if framework is not None:  # ends after `inner`, so that no interrupt cuts its end off
             steered.enter_context(seen_and_steered(framework, context))
-        elif context.world.size > 1:
-            steered.enter_context(Patches(changes_of_plain_cells(), context.note))
+        else:
+            steered.enter_context(Patches(changes_of_plain_cells(context), context.note))
         settle_edits(spec.autoreload, context.note)
         yield
 
