@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from nbdist.errors import InvalidArgumentError, choices
 
@@ -108,6 +108,50 @@ INSTEAD: dict[str, dict[str, str]] = {
     },
 }
 """What to do instead of an argument of Keras, by function or class; layers have a common table."""
+
+
+_CLIPPED = (
+    "gradients are not clipped: write a loop with strategy.run that clips them, or train a model of Keras "
+    "with nb.frameworks.keras.wrap"
+)
+ATTRIBUTES: dict[str, str] = {
+    **{name: what for name, what in _ANY_LAYER.items() if name.endswith(("_regularizer", "_constraint"))},
+    "clipnorm": _CLIPPED,
+    "clipvalue": _CLIPPED,
+    "global_clipnorm": _CLIPPED,
+    "use_ema": "average the weights in a callback: on_epoch_end, model.get_weights",
+    "weight_decay": "give AdamW(weight_decay=...)",
+    "stop_training": "a callback sets its own: self.stop_training = True",
+    "run_eagerly": _COMPILED,
+    "jit_compile": _COMPILED,
+}
+"""What to do instead of an attribute of Keras that is set on a layer, a model or an optimizer."""
+
+
+class KerasAttributes:
+    """Refuses to set attributes of Keras that have no effect on an object of nbdist's own classes.
+
+    >>> class Ours(KerasAttributes): limit = 1
+    >>> Ours.__module__ = "nbdist.nn"
+    >>> Ours().clipnorm = 1.0
+    Traceback (most recent call last):
+        ...
+    nbdist.errors.InvalidArgumentError: Ours has no clipnorm: gradients are not clipped: ...
+    """
+
+    if not TYPE_CHECKING:  # a type checker would allow all names
+
+        def __setattr__(self, name: str, value: object) -> None:
+            kind = type(self)
+            if (
+                name in ATTRIBUTES
+                and kind.__module__.startswith("nbdist.")
+                and not any(
+                    name in {*vars(one), *vars(one).get("__annotations__", ())} for one in kind.__mro__
+                )
+            ):
+                raise InvalidArgumentError(f"{kind.__name__} has no {name}: {ATTRIBUTES[name]}")
+            super().__setattr__(name, value)
 
 
 def keras_arguments(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbdist import nn
+from nbdist import nn, optim
 from nbdist.errors import InvalidArgumentError
-from nbdist.keras_arguments import INSTEAD
+from nbdist.keras_arguments import ATTRIBUTES, INSTEAD
 from nbdist.train import EarlyStopping
 
 X, Y = np.ones((4, 3), np.float32), np.zeros(4, int)
@@ -61,6 +61,22 @@ def test_names_that_are_misspelt_and_values_by_position() -> None:
 def test_layers_and_callbacks(make: Any, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         make()
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_attributes_of_keras_are_refused_where_they_have_no_effect(name: str) -> None:
+    for made in (nn.Dense(2), nn.Conv2D(3, 2), model(), optim.SGD(0.1), optim.AdamW(0.1)):
+        if name == "weight_decay" and isinstance(made, optim.AdamW):
+            made.weight_decay = 0.5
+            continue
+        with pytest.raises(InvalidArgumentError) as error:
+            setattr(made, name, 1)
+        assert str(error.value) == f"{type(made).__name__} has no {name}: {ATTRIBUTES[name]}"
+
+    class Own(nn.Dense):
+        pass
+
+    setattr(Own(2), name, 1)  # what a class of the user's own does with it is not known
 
 
 @pytest.mark.slow

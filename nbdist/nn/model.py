@@ -27,7 +27,7 @@ from nbdist.graph.op import show
 from nbdist.graph.scopes import Graph
 from nbdist.graph.serialize.onnx import write_onnx
 from nbdist.graph.tensor import Tensor, Variable
-from nbdist.keras_arguments import keras_arguments
+from nbdist.keras_arguments import KerasAttributes, keras_arguments
 from nbdist.nn import batches, calling, losses, saving
 from nbdist.nn.layers import Layer, check_layers, layer_from_config
 from nbdist.nn.measures import Measure
@@ -46,7 +46,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 UNREAD = 100  # batches of an evaluation on a GPU whose sums are read together
 
 
-class Model:
+class Model(KerasAttributes):
     """Layers that are trained together, in the process that makes the model: the notebook or a task.
 
     Weights are made at the first use, for the shape of the data, or by :meth:`build`.

@@ -18,6 +18,7 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import backend_of
 from nbdist.graph.ops.rows import check_rows, summed_rows
 from nbdist.graph.tensor import Tensor, Variable
+from nbdist.keras_arguments import KerasAttributes
 from nbdist.optim import training
 
 Array = np.ndarray[Any, Any]
@@ -26,7 +27,7 @@ BLOCK = 1 << 16
 
 
 @dataclass
-class Optimizer(ABC):
+class Optimizer(KerasAttributes, ABC):
     """How a gradient changes parameters.
 
     To write one, subclass it and define ``apply``. ``slots`` names the arrays of the parameters' size that it

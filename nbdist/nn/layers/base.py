@@ -11,6 +11,7 @@ import numpy as np
 
 from nbdist.graph.op import Shape
 from nbdist.graph.tensor import Tensor
+from nbdist.keras_arguments import KerasAttributes
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -30,7 +31,7 @@ class Training:
     updates: dict[Tensor, Tensor] = field(default_factory=dict)
 
 
-class Layer(ABC):
+class Layer(KerasAttributes, ABC):
     """One step of a network.
 
     To write one, define ``call``, and ``build`` if it has weights, ``states`` if it keeps values that are not
