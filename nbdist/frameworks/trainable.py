@@ -212,6 +212,15 @@ def _unmarked(number: int) -> None:
     """Do nothing: the strategy takes gradients when all are there."""
 
 
+def require_float32(context: Context, instead: str) -> None:
+    """Raise InvalidArgumentError for ``--precision`` where nothing obeys it; ``instead``: what to do."""
+    if context.options.precision != "float32":
+        raise InvalidArgumentError(
+            f"--precision {context.options.precision} is for models of nbdist and nb.frameworks.torch.fit: "
+            f"drop it, and {instead}"
+        )
+
+
 def require_strategy(context: Context, what: str) -> None:
     """Raise InvalidArgumentError in a cell whose framework distributes by itself, for ``what``."""
     if context.framework is not None:

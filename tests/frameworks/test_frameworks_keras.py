@@ -298,6 +298,14 @@ def test_a_model_of_an_earlier_cell_comes_home_if_it_is_trained(cluster: Cluster
     np.testing.assert_array_equal(next(iter(run.model.values())), run.results["kernel"])
 
 
+@pytest.mark.parametrize("backend", ["torch"])
+def test_a_precision_that_would_be_dropped_is_refused(cluster: Cluster, backend: str) -> None:
+    text = body(backend, SGD, "nb.frameworks.keras.wrap(make())")
+    options = Options(strategy="multi_worker", on="worker:0", precision="mixed_float16")
+    with pytest.raises(WorkerError, match=r"drop it, and make the model with the dtype policy"):
+        start_run(text, options, cluster=cluster).wait()
+
+
 OWN = {
     "constraint": (
         "keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_constraint='non_neg')])",

@@ -18,8 +18,10 @@ from one_device import CLASSES, IGNORED, PLACES, Drawn, Found, classified, drawn
 import nbdist as nb
 from nbdist.distribute import MultiWorkerMirroredStrategy, ShardedStrategy
 from nbdist.errors import InvalidArgumentError, NanLossError
+from nbdist.run.options import Options
 from nbdist.testing import thread_world
 from nbdist.testing.strategy import everywhere
+from nbdist.train.context import Context, use
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
@@ -284,6 +286,17 @@ def test_a_loop_of_ones_own_notes_that_it_clips_a_share(
         everywhere(thread_world(lambda place: MultiWorkerMirroredStrategy(world=place), replicas), body)
         said = capsys.readouterr().out.count("the loop clips the gradient of each worker's share")
         assert said == (replicas == 2 and clip is not None)
+
+
+def test_a_loop_of_ones_own_refuses_a_precision_that_it_would_drop() -> None:
+    made = module(False)
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    with (
+        use(Context(options=Options(precision="mixed_float16"))),
+        pytest.raises(InvalidArgumentError, match=r"mixed_float16 is for .*drop it, and .*torch\.autocast"),
+        nb.frameworks.torch.wrap(made, optimizer, data_of(rows=4)),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(("strategy", "noted"), [(MultiWorkerMirroredStrategy, 0), (ShardedStrategy, 1)])

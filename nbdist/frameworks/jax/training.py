@@ -25,7 +25,7 @@ from nbdist.frameworks.batches import nested
 from nbdist.frameworks.jax.optimizer import OptaxOptimizer
 from nbdist.frameworks.jax.step import LossFunction, spec_with_rows
 from nbdist.frameworks.jax.tree import Parameters, State
-from nbdist.frameworks.trainable import require_strategy
+from nbdist.frameworks.trainable import require_float32, require_strategy
 from nbdist.graph.backend import Array
 from nbdist.optim import Optimizer
 from nbdist.train.callbacks import Callback, History
@@ -148,11 +148,7 @@ def parameters_of(params: Any, context: Context) -> Parameters:
     if "jax" not in sys.modules and importlib.util.find_spec("jax") is None:
         raise MissingExtra("jax", "nb.frameworks.jax, on the hosts of all workers")
     require_strategy(context, "nb.frameworks.jax")
-    if context.options.precision != "float32":
-        raise InvalidArgumentError(
-            f"--precision {context.options.precision} is for models of nbdist: drop it, and compute in "
-            "bfloat16 inside loss"
-        )
+    require_float32(context, "compute in bfloat16 inside loss")
     return Parameters.of(params)
 
 

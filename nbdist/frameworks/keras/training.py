@@ -22,7 +22,7 @@ from nbdist.frameworks.keras.data import validation_data as held_out_data
 from nbdist.frameworks.keras.model import KERAS_MODELS
 from nbdist.frameworks.keras.optimizers import clipping, scheduled_rate, translated
 from nbdist.frameworks.torch.weights import count_training
-from nbdist.frameworks.trainable import require_strategy
+from nbdist.frameworks.trainable import require_float32, require_strategy
 from nbdist.graph.backend import Array
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import Context, current, use_here
@@ -161,6 +161,7 @@ def require_trainable(model: Any, context: Context) -> None:
             'write os.environ["KERAS_BACKEND"] = "jax" before the first import of keras, on all workers'
         )
     require_strategy(context, "nb.frameworks.keras")
+    require_float32(context, 'make the model with the dtype policy "mixed_bfloat16"')
     own = next(kind for kind in type(model).__mro__ if "train_step" in vars(kind))
     if not own.__module__.startswith("keras."):
         raise InvalidArgumentError(

@@ -31,6 +31,7 @@ from nbdist.frameworks.torch.data import training_data
 from nbdist.frameworks.torch.model import TorchModel
 from nbdist.frameworks.torch.optimizers import GroupRates, translated
 from nbdist.frameworks.torch.weights import count_training
+from nbdist.frameworks.trainable import require_float32
 from nbdist.runtime.ps.client import StepStopped, TrainingOver
 from nbdist.train.boundary import check_policy, square_sum
 from nbdist.train.context import Context, current, use_here
@@ -89,6 +90,7 @@ def wrap(
             f"wrap takes an optimizer of torch.optim, whose step() the loop calls, got {optimizer!r}"
         )
     skip_nan, context = check_policy(nan), scoped() or current()
+    require_float32(context, "compute in torch.autocast inside the loop")
     found, rule = training_data(data, batch_size), translated(optimizer, model)
     for note in filter(None, (found.note, rule.note)):
         context.note(note)
