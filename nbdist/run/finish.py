@@ -115,16 +115,22 @@ def unused_flags(options: Options, outcomes: Outcomes) -> str:
     '--epochs had no effect'
     >>> unused_flags(options, {0: {"trainings": 2, "own_loops": 1}})
     ''
+    >>> options = Options(strategy="mirrored", precision="mixed_float16")
+    >>> unused_flags(options, {0: {"trainings": 1, "computed_in": False}}).partition(",")[0]
+    '--precision had no effect: models of nb.nn and nb.frameworks.torch.fit compute in it'
     """
     flags = options.flags_for_training + ["--checkpoint-every"] * (options.checkpoint_every is not None)
-    if not flags or any(
-        one.get("monitored") or one.get("trainings", 0) > one.get("own_loops", 0) for one in outcomes.values()
-    ):
-        return ""
-    return (
-        f"{', '.join(flags)} had no effect: only what trains by nbdist obeys this (fit, a loop over a "
-        "strategy, nb.frameworks.torch.fit or wrap, jax.fit, keras.wrap), and nothing in the body did"
+    obeys = (
+        "only what trains by nbdist obeys this (fit, a loop over a strategy, nb.frameworks.torch.fit or "
+        "wrap, jax.fit, keras.wrap)"
     )
+    if any(
+        one.get("monitored") or one.get("trainings", 0) > one.get("own_loops", 0) for one in outcomes.values()
+    ):  # then all are obeyed, but a loop over a strategy may compute with no model
+        takes = any(one.get("computed_in", True) for one in outcomes.values())
+        flags = [] if takes else [one for one in flags if one == "--precision"]
+        obeys = "models of nb.nn and nb.frameworks.torch.fit compute in it"
+    return f"{', '.join(flags)} had no effect: {obeys}, and nothing in the body did" if flags else ""
 
 
 def history_of(results: Mapping[str, Any]) -> History | None:

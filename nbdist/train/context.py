@@ -383,6 +383,8 @@ class Context:
     trainings: int = 0
     own_loops: int = 0
     """How many of the trainings are a loop of a framework's own, which no strategy has made."""
+    has_computed_in: bool = False
+    """Whether a model has taken the run's ``--precision``, by `precision`."""
     logged: dict[str, int] = field(default_factory=dict)
     """The last step of each series that ``nb.log`` has counted itself."""
     last_epoch: dict[str, float] = field(default_factory=dict)
@@ -424,6 +426,12 @@ class Context:
         if self.is_chief and text not in self.noted:
             self.noted.add(text)
             print(text)
+
+    @property
+    def precision(self) -> str:
+        """What a model computes in that names nothing else."""
+        self.has_computed_in = True
+        return self.options.precision
 
     def note_own_passes(self) -> None:
         """Print once that a loop of one's own makes its own passes, whatever ``--epochs`` says."""

@@ -181,6 +181,25 @@ def test_a_stop_in_the_middle_of_a_reduction(
     assert run.results["value"] < 3
 
 
+BARE = """
+import numpy as np
+strategy = nb.get_strategy()
+with strategy.scope():
+    w, optimizer = nb.Variable(np.zeros(2, np.float32)), nb.optim.SGD(0.1)
+def step(x):
+    optimizer.minimize(np.mean((x @ w - 1) ** 2))
+for x in strategy.distribute_dataset(nb.data.Dataset.from_arrays(np.ones((8, 2), np.float32)).batch(4)):
+    strategy.run(step, (x,))
+"""
+
+
+def test_a_precision_that_no_model_has_computed_in_is_named(begin: Callable[..., Run]) -> None:
+    options = {"strategy": "multi_worker", "precision": "mixed_float16"}
+    [said] = begin(BARE, **options).wait().notes
+    assert said.startswith("--precision had no effect: models of nb.nn and nb.frameworks.torch.fit compute")
+    assert [note for note in begin(LOOP, **options).wait().notes if "no effect" in note] == []
+
+
 def test_a_strategy_of_an_earlier_cell_is_refused(begin: Callable[..., Run]) -> None:
     begin(LOOP, seed=7, strategy="multi_worker").wait()
     with pytest.raises(

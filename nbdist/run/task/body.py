@@ -211,6 +211,7 @@ def perform(
         "ended": time.time(),
         "trainings": context.trainings,
         "own_loops": context.own_loops,
+        "computed_in": context.has_computed_in,
         "monitored": progress.sessions,
         "joined": progress.joined,
         "last_epochs": live.last_epochs(),
