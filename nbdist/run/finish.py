@@ -118,19 +118,23 @@ def unused_flags(options: Options, outcomes: Outcomes) -> str:
     >>> options = Options(strategy="mirrored", precision="mixed_float16")
     >>> unused_flags(options, {0: {"trainings": 1, "computed_in": False}}).partition(",")[0]
     '--precision had no effect: models of nb.nn and nb.frameworks.torch.fit compute in it'
+    >>> unused_flags(Options(checkpoint_every=5), {0: {"monitored": 1}})
+    '--checkpoint-every had no effect: a session makes the steps of its graph, and saves by checkpoint_dir='
     """
     flags = options.flags_for_training + ["--checkpoint-every"] * (options.checkpoint_every is not None)
     obeys = (
         "only what trains by nbdist obeys this (fit, a loop over a strategy, nb.frameworks.torch.fit or "
-        "wrap, jax.fit, keras.wrap)"
+        "wrap, jax.fit, keras.wrap), and nothing in the body did"
     )
-    if any(
-        one.get("monitored") or one.get("trainings", 0) > one.get("own_loops", 0) for one in outcomes.values()
-    ):  # then all are obeyed, but a loop over a strategy may compute with no model
+    if any(one.get("trainings", 0) > one.get("own_loops", 0) for one in outcomes.values()):
+        # All are obeyed, but a loop over a strategy may compute with no model.
         takes = any(one.get("computed_in", True) for one in outcomes.values())
         flags = [] if takes else [one for one in flags if one == "--precision"]
-        obeys = "models of nb.nn and nb.frameworks.torch.fit compute in it"
-    return f"{', '.join(flags)} had no effect: {obeys}, and nothing in the body did" if flags else ""
+        obeys = "models of nb.nn and nb.frameworks.torch.fit compute in it, and none did in the body"
+    elif any(one.get("monitored") for one in outcomes.values()):
+        flags = [one for one in flags if one in ("--epochs", "--precision", "--checkpoint-every")]
+        obeys = "a session makes the steps of its graph, and saves by checkpoint_dir="
+    return f"{', '.join(flags)} had no effect: {obeys}" if flags else ""
 
 
 def history_of(results: Mapping[str, Any]) -> History | None:
