@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -175,7 +176,10 @@ def frame_columns(frame: Any) -> dict[str, NDArray[Any]]:
         raise InvalidArgumentError(
             f"from_frame takes a frame of pandas, polars or Arrow, got {type(frame).__name__}"
         )
-    columns = {}
+    columns: dict[str, NDArray[Any]] = {}
+    taken = [name for name, count in Counter(map(str, names)).items() if count > 1]
+    if taken:
+        raise InvalidArgumentError(f"the frame has several columns {taken[0]!r}: name them apart")
     for name in names:
         values = np.asarray(frame[name].to_numpy())
         kind = str(getattr(frame[name], "dtype", None) or frame[name].type).lower()

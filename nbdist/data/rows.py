@@ -77,10 +77,17 @@ class ArrayRows:
 
 def read_only(leaf: Any, index: int) -> NDArray[Any]:
     """Return ``leaf`` as an array that a consumer of views cannot write through."""
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise InvalidArgumentError(
+            f"array {index} has a mask, which a dataset does not keep: give array.filled(value), and the "
+            "mask as another array"
+        )
     try:
         array = np.asarray(leaf).view()
     except ValueError as error:
         raise InvalidArgumentError(f"array {index} is ragged: {error}") from error
+    except RuntimeError as error:  # of PyTorch
+        raise InvalidArgumentError(f"array {index} cannot be an array of NumPy: {error}") from error
     if array.ndim == 0:
         raise InvalidArgumentError(f"array {index} is the single value {leaf!r}; a dataset needs rows")
     if not hasattr(leaf, "dtype") and array.ndim == 1:

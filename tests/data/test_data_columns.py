@@ -119,6 +119,9 @@ def test_frames_that_are_none() -> None:
         Dataset.from_frame(pandas.DataFrame({"o": [{}, {}]}))
     with pytest.raises(InvalidArgumentError, match="got list"):
         Dataset.from_frame([1])
+    for twice in (["a", "a"], [0, "0"]):
+        with pytest.raises(InvalidArgumentError, match=f"several columns '{twice[1]}': name them apart"):
+            Dataset.from_frame(pandas.DataFrame(np.ones((2, 2)), columns=twice))
     floats = Dataset.from_frame(pandas.DataFrame({"s": [1.5, None]}))
     assert np.isnan([row["s"] for row in floats]).tolist() == [False, True]
 

@@ -122,6 +122,10 @@ class Carrier:
 
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "set_format('pandas')": (lambda _: Dataset.from_huggingface(Carrier("pandas")), "whose rows are frames"),
+    "a mask of NumPy": (
+        lambda _: Dataset.from_arrays(np.ma.masked_array([1.0, 2.0], mask=[0, 1])),
+        "array 0 has a mask, .*filled",
+    ),
     "a DatasetDict": (lambda _: Dataset.from_huggingface({"train": 1}), r"ds\['train'\]"),
     "map(num_parallel_calls=, workers=)": (lambda _: ten().map(abs, 2, workers=2), "threads"),
     "csv(columns=) of another file": (
