@@ -91,6 +91,8 @@ class Run(Labelled):
         self.tasks = [info.name for info in towers or workers]
         self.status = "running"
         self.history: History | None = None
+        self.unfetched: list[str] = []
+        """Names that the body has bound to values which cannot be fetched."""
         self.model: Any = None
         self.results: dict[str, Any] = {}
         self.notes: list[str] = []
@@ -652,6 +654,7 @@ class Run(Labelled):
         found, left = finish.fetched(self.outcomes.get(chief.rank) or {}, chief.name)
         self.results.update(found)
         self.notes.extend(left)
+        self.unfetched = list((self.outcomes.get(chief.rank) or {}).get("unfetched", ()))
         self.history = finish.history_of(self.results)
         self.model, said = finish.model_of(self.outcomes.get(chief.rank) or {}, self.results)
         self.notes += filter(None, [said])

@@ -315,7 +315,18 @@ def _into_notebook(run: Run) -> None:
     """Put the results of a run into the notebook's variables, as its own cell does; not in a script."""
     shell = get_ipython()
     if shell is not None:
-        shell.user_ns.update(loaded(run.results, shell.user_ns))
+        deliver(run, shell.user_ns)
+
+
+def deliver(run: Run, namespace: dict[str, Any]) -> None:
+    """Put the results of a run into a notebook's variables; note those that keep an earlier value."""
+    kept = [name for name in run.unfetched if name in namespace]
+    namespace.update(loaded(run.results, namespace))
+    if kept:
+        run.notes.append(
+            f"the notebook's {', '.join(kept)} {'is' if len(kept) == 1 else 'are'} as before: what the body "
+            "has under this name cannot be fetched (numbers, text, arrays, models, lists and dicts can)"
+        )
 
 
 def _view(run: Run) -> View:

@@ -21,14 +21,13 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from nbdist.cluster.adopt import report_runs, start_or_adopt
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError, WorkerError
-from nbdist.frameworks.registry import loaded
 from nbdist.metrics.run_folder import duration
 from nbdist.run.follow import InterruptDebounce
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.values.delivery import Given
 from nbdist.trials.sweep import Sweep
-from nbdist.ui.api import LOOK_SECONDS, follow_in_background, run_name, run_sweep, start
+from nbdist.ui.api import LOOK_SECONDS, deliver, follow_in_background, run_name, run_sweep, start
 from nbdist.ui.display.run import place
 from nbdist.ui.flags import (
     DISTRIBUTE_FLAGS,
@@ -292,15 +291,17 @@ def follow_if_background(run: Run, namespace: dict[str, Any]) -> bool:
     if not run.options.background:
         return False
     namespace["run"] = run
-    run.deliver = lambda run: namespace.update(loaded(run.results, namespace))
+    run.deliver = lambda run: deliver(run, namespace)
     follow_in_background(run)
     return True
 
 
 def fetch_results(run: Run, namespace: dict[str, Any]) -> None:
     """Put the run and its results into the notebook's variables."""
-    namespace.update(loaded(run.results, namespace))
+    deliver(run, namespace)
     namespace["run"] = run
+    for note in run.new_notes():
+        print(note)
 
 
 def finish(run: Run) -> None:

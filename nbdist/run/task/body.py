@@ -438,7 +438,7 @@ def _pack_results(context: contexts.Context, fetch: Sequence[str], found: dict[s
     weights = [] if context.weights is None else context.weights()
     if not context.is_chief:
         return {"weights": weights}
-    results, left = {}, []
+    results, left, unfetched = {}, [], []
     check_fetched(fetch, found)
     needed = _needed(found)
     for name, value in found.items():
@@ -449,8 +449,11 @@ def _pack_results(context: contexts.Context, fetch: Sequence[str], found: dict[s
                 raise InvalidArgumentError(f"--fetch {name}: {error}") from None
             if isinstance(error, ResourceExhaustedError) or name in needed:
                 left.append(f"{name} stayed on {current().name}: {error}")
+            else:
+                unfetched.append(name)
     return {
-        "results": results, "left": left, "weights": weights, "model": trained_model(context, found),
+        "results": results, "left": left, "unfetched": unfetched, "weights": weights,
+        "model": trained_model(context, found),
     }  # fmt: skip
 
 
