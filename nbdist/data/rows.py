@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nbdist.data.blocks import Places
-from nbdist.data.structure import exact, leaves_of, rebuild
+from nbdist.data.structure import exact, leaves_of, rebuild, refuse_mask
 from nbdist.errors import InvalidArgumentError
 
 
@@ -77,11 +77,7 @@ class ArrayRows:
 
 def read_only(leaf: Any, index: int) -> NDArray[Any]:
     """Return ``leaf`` as an array that a consumer of views cannot write through."""
-    if isinstance(leaf, np.ma.MaskedArray):
-        raise InvalidArgumentError(
-            f"array {index} has a mask, which a dataset does not keep: give array.filled(value), and the "
-            "mask as another array"
-        )
+    refuse_mask(f"array {index}", leaf)
     try:
         array = np.asarray(leaf).view()
     except ValueError as error:

@@ -116,6 +116,7 @@ def stack_column(column: tuple[Any, ...]) -> NDArray[Any]:
         found[:] = column
         return found
     if not np.isscalar(first):
+        refuse_mask("an element of a batch", first)
         return np.stack(column)
     values: NDArray[Any] = np.asarray(column)
     if values.dtype.kind == "U" and not all(isinstance(value, str) for value in column):
@@ -124,6 +125,15 @@ def stack_column(column: tuple[Any, ...]) -> NDArray[Any]:
             f"a batch has {other!r:.80} among texts; return text, or numbers, for every element"
         )
     return exact("a batch", column, values)
+
+
+def refuse_mask(what: str, value: Any) -> None:
+    """Raise InvalidArgumentError for an array of NumPy with a mask, which would be dropped."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidArgumentError(
+            f"{what} has a mask, which a dataset does not keep: give array.filled(value), and the mask as "
+            "another array"
+        )
 
 
 def exact(what: str, values: Sequence[Any], array: NDArray[Any]) -> NDArray[Any]:

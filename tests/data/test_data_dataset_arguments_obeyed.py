@@ -126,6 +126,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda _: Dataset.from_arrays(np.ma.masked_array([1.0, 2.0], mask=[0, 1])),
         "array 0 has a mask, .*filled",
     ),
+    "a mask of an element": (
+        lambda _: list(Dataset.from_generator(lambda: [np.ma.masked_array([1.0], mask=[1])]).batch(1)),
+        "element of a batch has a mask",
+    ),
     "a DatasetDict": (lambda _: Dataset.from_huggingface({"train": 1}), r"ds\['train'\]"),
     "map(num_parallel_calls=, workers=)": (lambda _: ten().map(abs, 2, workers=2), "threads"),
     "csv(columns=) of another file": (
