@@ -33,8 +33,8 @@ REMEDIES = {
     "transformers": "make the TrainingArguments in the cell that trains",
     "keras": "train with nb.frameworks.keras.wrap(model), under --strategy multi_worker without --framework",
     "jax": "call jax.distributed.initialize(), and compute on a mesh of all devices",
-    "plain": "for one model use nb.frameworks.torch.wrap or keras.wrap under --strategy multi_worker, or "
-    "DistributedDataParallel with --framework torch",
+    "plain": "for one model use nb.frameworks.torch.wrap, jax.wrap or keras.wrap under --strategy "
+    "multi_worker, or a process group of the framework with --framework torch or jax",
 }
 """What to do about it, by what trains; Lightning's is `_lightning_remedy`."""
 
@@ -59,16 +59,22 @@ def see_step(trainer: str) -> None:
 
 
 def see_plain() -> None:
-    """Note that a plain cell trains this rank alone, unless a strategy trains in it."""
+    """Note that a plain cell trains this rank alone, unless a strategy or a session trains in it."""
     context = current()
-    if context.world.size > 1 and not context.trainings and not in_group():
+    by_nbdist = context.trainings or context.progress.sessions
+    if context.world.size > 1 and not by_nbdist and not in_group() and not in_group("jax"):
         context.progress.apart = context.progress.apart or REMEDIES["plain"]
 
 
 def see_log(values: Mapping[str, float]) -> None:
     """Note that a loop of JAX trains this rank alone, if it logs a loss."""
-    if any("loss" in name for name in values):
+    if has_loss(values):
         see_step("jax")
+
+
+def has_loss(values: Mapping[str, float]) -> bool:
+    """Return whether what a loop logs says that it trains."""
+    return any("loss" in name for name in values)
 
 
 def in_group(trainer: str = "torch") -> bool:

@@ -108,14 +108,15 @@ def run_cell(cluster: Cluster, body: str, framework: str | None = "torch", **opt
     [
         (ALONE + STEPS, "torch", "call torch.distributed.init_process_group() and wrap"),
         (JAX.format(begin=""), "jax", "call jax.distributed.initialize()"),
+        (JAX.format(begin=""), None, "for one model use nb.frameworks.torch.wrap, jax.wrap"),
         (ALONE + STEPS, None, "for one model use nb.frameworks.torch.wrap"),
         pytest.param(
             LIGHTNING, "torch", "give Lightning the number of workers: Trainer(devices=2)", marks=exhaustive
         ),
         pytest.param(KERAS, "jax", "train with nb.frameworks.keras.wrap(model)", marks=exhaustive),
-        pytest.param(KERAS, None, "for one model use nb.frameworks.torch.wrap or keras", marks=exhaustive),
+        pytest.param(KERAS, None, "for one model use nb.frameworks.torch.wrap, jax", marks=exhaustive),
     ],
-    ids=["torch", "jax", "plain", "lightning", "keras", "plain-keras"],
+    ids=["torch", "jax", "plain-jax", "plain", "lightning", "keras", "plain-keras"],
 )
 def test_ranks_without_a_process_group_are_reported(
     cluster: Cluster, body: str, framework: str | None, remedy: str
