@@ -20,10 +20,12 @@ from nbdist.checkpoint.stateful import Components
 from nbdist.checkpoint.tensor_file import TensorFile
 from nbdist.errors import DataLossError
 from nbdist.optim.precision import LossScale
+from nbdist.train.boundary import Boundary
 from nbdist.train.callbacks import History
 from nbdist.train.context import Context
 from nbdist.train.custom.position import LoopPosition, SavedValues
 from nbdist.train.loss_scaling import LossScaling
+from nbdist.train.schedule import RateFactor
 
 Draw = Callable[[Any], Any]
 plain = st.recursive(
@@ -52,6 +54,17 @@ def changed_scaling(draw: Draw) -> LossScaling:
     made = scaling()
     assert made.scale is not None
     made.scale.restore(2.0 ** draw(st.integers(0, 32)), draw(st.integers(0, 1999)))
+    return made
+
+
+def factor() -> RateFactor:
+    context = Context()
+    return RateFactor(Boundary(context, list, int, lambda path: path), context.control, 1.0)
+
+
+def changed_factor(draw: Draw) -> RateFactor:
+    made = factor()
+    made.load_state_dict(draw(st.floats(0, 1e3)))
     return made
 
 
@@ -84,6 +97,7 @@ def changed_components(draw: Draw) -> Components:
 KINDS: dict[type, tuple[Callable[[], Any], Callable[[Draw], Any]]] = {
     History: (history, changed_history),
     LossScaling: (scaling, changed_scaling),
+    RateFactor: (factor, changed_factor),
     SavedValues: (SavedValues, changed_values),
     LoopPosition: (LoopPosition, changed_position),
     Components: (Components, changed_components),
