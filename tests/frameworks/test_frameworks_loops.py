@@ -5,6 +5,7 @@ Runs with several workers are in tests/run/test_run_recovery_framework_loops.py.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 import nbdist as nb
 from nbdist.checkpoint.manager import parse_interval, state_files
 from nbdist.data import Dataset
-from nbdist.errors import FailedPreconditionError, InvalidArgumentError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from nbdist.frameworks.jax.replica import JaxReplica
 from nbdist.train.boundary import Boundary
 from nbdist.train.capabilities import Membership
@@ -319,22 +320,117 @@ def test_a_scheduler_that_a_repeated_batch_steps_twice_is_named(
     assert ("one step ahead" in capsys.readouterr().out) == scheduled
 
 
-@pytest.mark.parametrize("left_out", [0, 1], ids=["before a step", "before the step that is lost"])
-def test_a_batch_that_a_loop_leaves_out_is_in_no_step(left_out: int, monkeypatch: pytest.MonkeyPatch) -> None:
+grad = torch.autograd.grad  # a name that a body has imported before
+
+
+def backward(loss: Any, model: Any) -> None:
+    loss.backward()
+
+
+def in_another_thread(loss: Any, model: Any) -> None:
+    one = threading.Thread(target=loss.backward)
+    one.start()
+    one.join()
+
+
+def by_grad(loss: Any, model: Any) -> None:
+    for one, own in zip(model.parameters(), grad(loss, list(model.parameters())), strict=True):
+        one.grad = own if one.grad is None else one.grad + own
+
+
+WAYS = pytest.mark.parametrize("way", [backward, in_another_thread, by_grad])
+
+
+@pytest.fixture
+def loses_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         OneDeviceStrategy, "replica", lambda self, *given, **more: LosesAWorker(*given, **more)
     )
+
+
+def looped(put_away: Any, leaves_out: Any, way: Any = backward, accumulate: int = 1) -> Context:
+    """Make a pass of 5 batches; ``leaves_out`` says of each number where its batch is left out, or ""."""
     context, model = Context(quiet=True, is_chief=True), torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     data = Dataset.from_arrays(X, X[:, :1]).batch(8)
     with use_here(context), nb.frameworks.torch.wrap(model, optimizer, data) as batches:
+        added = 0
         for features, targets in batches:
-            if features[0, 0] == float(X[8 * left_out, 0]):
+            left_out = leaves_out(int(np.flatnonzero(X[::8, 0] == float(features[0, 0]))[0]))
+            if left_out == "before":
                 continue
-            optimizer.zero_grad()
-            ((model(features) - targets) ** 2).mean().backward()
-            optimizer.step()
+            if added % accumulate == 0:
+                put_away(optimizer, model)
+            way(((model(features) - targets) ** 2).mean(), model)
+            if left_out:
+                continue
+            added += 1
+            if added % accumulate == 0:
+                optimizer.step()
+    return context
+
+
+def without_gradients(optimizer: Any, model: Any) -> None:
+    for one in model.parameters():
+        one.grad = None
+
+
+PUT_AWAY = pytest.mark.parametrize(
+    "put_away",
+    [
+        lambda optimizer, model: optimizer.zero_grad(),
+        lambda optimizer, model: optimizer.zero_grad(set_to_none=False),
+        lambda optimizer, model: model.zero_grad(),
+        without_gradients,
+    ],
+    ids=["zero_grad", "to zeros", "of the model", "by hand"],
+)
+
+
+@PUT_AWAY
+@WAYS
+@pytest.mark.parametrize("number", [0, 1], ids=["before a step", "before the step that is lost"])
+@pytest.mark.parametrize("left_out", ["before", "after"])
+def test_a_batch_that_a_loop_leaves_out_is_in_no_step(
+    left_out: str, number: int, way: Any, put_away: Any, loses_a_worker: None
+) -> None:
+    context = looped(put_away, lambda at: left_out if at == number else "", way)
     assert (context.progress.step, context.progress.examples) == (4, 32)
+
+
+@WAYS
+def test_all_batches_that_a_loop_adds_up_are_in_the_step(way: Any) -> None:
+    context = looped(without_gradients, lambda at: "before" if at == 2 else "", way, accumulate=2)
+    assert (context.progress.step, context.progress.examples) == (2, 32)
+
+
+@WAYS
+def test_a_lost_step_of_several_batches_ends_the_loop(way: Any, loses_a_worker: None) -> None:
+    with pytest.raises(UnavailableError, match="has added up 2 batches"):
+        looped(without_gradients, lambda at: "", way, accumulate=2)
+
+
+@pytest.mark.parametrize("always", [True, False], ids=["put away each time", "put away before a step"])
+def test_wraps_in_turn_count_the_gradients_of_their_own_model(always: bool, loses_a_worker: None) -> None:
+    context = Context(quiet=True, is_chief=True)
+    generator, judge = (torch.nn.Linear(4, width) for width in (4, 1))
+    optimizers = [torch.optim.SGD(one.parameters(), 0.01) for one in (generator, judge)]
+    data = Dataset.from_arrays(X[:32]).batch(8)
+    with (
+        use_here(context),
+        nb.frameworks.torch.wrap(generator, optimizers[0], data) as noise,
+        nb.frameworks.torch.wrap(judge, optimizers[1], data) as real,
+    ):
+        for number, (seeds, features) in enumerate(zip(noise, real, strict=True)):
+            optimizers[1].zero_grad()
+            (judge(generator(seeds)) - judge(features)).mean().backward()  # has gradients of both
+            optimizers[1].step()
+            if always or number != 1:
+                optimizers[0].zero_grad()
+            if number != 1:
+                (-judge(generator(seeds))).mean().backward()
+                optimizers[0].step()
+    assert context.progress.examples == (3 + 4) * 8
 
 
 class Joins(Membership):

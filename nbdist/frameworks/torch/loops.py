@@ -113,7 +113,7 @@ def wrap(
         batches = Batches(training, trainable, optimizer)
         stack.enter_context(replaced_step(optimizer, batches))
         count_training(model)
-        with suppress(LoopStopped), seen_gradients(batches, context):
+        with suppress(LoopStopped), checked_shares(context):
             yield batches
         training.finish()
 
@@ -139,13 +139,9 @@ CLIPPED = (
 
 
 @contextmanager
-def seen_gradients(batches: Batches, context: Context) -> Iterator[None]:
-    """Count batches whose gradients this thread computes, inside a ``with``.
-
-    Where replicas share batches, a loss that does not count examples is refused at its backward, and
-    clipping is noted.
-    """
-    thread, shared = get_ident(), context.strategy.num_replicas_in_sync > 1
+def checked_shares(context: Context) -> Iterator[None]:
+    """Refuse losses that count no examples, and note clipping, in this thread, if replicas share batches."""
+    thread = get_ident()
 
     def before(act: Callable[..., object]) -> Callable[[Any], Any]:
         def make(original: Any) -> Any:
@@ -158,21 +154,16 @@ def seen_gradients(batches: Batches, context: Context) -> Iterator[None]:
 
         return make
 
-    def backward(tensors: Any, *args: Any, **options: Any) -> None:
-        if shared:
-            check_own_loss(tensors)
-        batches.add()
-
-    def autograd(module: ModuleType, patches: Patches) -> None:
-        patches.replace(module, "backward", before(backward))
-        patches.replace(module, "grad", before(lambda *args, **options: batches.add()))
+    def backward(module: ModuleType, patches: Patches) -> None:
+        patches.replace(module, "backward", before(lambda tensors, *_, **__: check_own_loss(tensors)))
 
     def clipping(module: ModuleType, patches: Patches) -> None:
-        noting = before(lambda *args, **options: context.note(CLIPPED))
+        noting = before(lambda *_, **__: context.note(CLIPPED))
         patches.replace(module, "_group_tensors_by_device_and_dtype", noting)  # all that clip call it
 
-    changes = {"torch.autograd": autograd} | ({"torch.nn.utils.clip_grad": clipping} if shared else {})
-    with Patches(changes, context.note):
+    shared = context.strategy.num_replicas_in_sync > 1
+    changes = {"torch.autograd": backward, "torch.nn.utils.clip_grad": clipping}
+    with Patches(changes if shared else {}, context.note):
         yield
 
 
@@ -196,9 +187,10 @@ class Batches:
             self._continues = rate_of(training.replica)
         self._weight = 0.0
         self._left = 0, 0
-        """Examples of the batch under way in all and here, until its gradients are computed."""
+        """Examples of the batch under way in all and here, until it is counted."""
         self._added = 0
         """Batches whose gradients the next step has."""
+        self._gradients = model.own_gradients
         model.bind(training.replica.values)
         self._step: Step | None = training.driver.pull(0, 0)
         """The step that is under way: it has the parameters, and `step` hands its gradients over."""
@@ -226,16 +218,30 @@ class Batches:
                 continue
             if training.remembers and step.restore is None:
                 step.restore = model.remember()
+            self._end_batch()  # of a pass that was left
+            self._gradients.mark()
             self._weight, self._left = mine / size, (size, mine)
             yield model.tensors(model.opened(arrays))
-            self._weight, self._left = 0.0, (0, 0)  # one that the loop has left out is in no step
+            self._end_batch()
+            self._weight = 0.0
             self._follow_changes()
 
-    def add(self) -> None:
+    def _end_batch(self) -> None:
+        """Count a batch without a step if it has changed ``.grad``; one that the loop leaves out has not."""
+        if self._left[1] and self._gradients.have_changed(self._begin_anew):
+            self._add()
+        self._left = 0, 0
+
+    def _add(self) -> None:
         """Count the batch under way among those of the next step, once."""
         (size, mine), self._left, step = self._left, (0, 0), self._step
         if mine and step is not None:
             step.size, step.mine, self._added = size, step.mine + mine, self._added + 1
+
+    def _begin_anew(self) -> None:
+        """Uncount the batches before this one, whose gradients the loop has put away."""
+        if self._step is not None:
+            self._step.mine = self._added = 0
 
     def _follow_changes(self) -> None:
         """Follow a scheduler before a state may be saved, which has the rate of the next update."""
@@ -260,7 +266,7 @@ class Batches:
             replica = training.replica
             try:
                 one = self._step or training.driver.pull(0, 0)  # a further one for this batch
-                self.add()
+                self._add()
                 self._follow_rate()
             except StepStopped:
                 training.ended = True

@@ -12,7 +12,7 @@ to the bucket. A view of the bucket in ``.grad`` would take two: zeros, and an a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
@@ -109,8 +109,10 @@ class TorchModel(FrameworkModel):
         self._waiting: set[int] = set()
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._accumulated, number))
-            for number, parameter in enumerate(self._parameters)
+            for number, parameter in enumerate(() if whole else self._parameters)
         ]
+        self.own_gradients = OwnGradients(self._parameters)
+        """Those of a loop of one's own."""
 
     @property
     def parameter_reads(self) -> ParameterReads | None:
@@ -169,6 +171,7 @@ class TorchModel(FrameworkModel):
         """Give the module its own memory back, with the trained values; remove the hooks."""
         import torch
 
+        self.own_gradients.close()
         for hook in self._hooks:
             hook.remove()
         if self._units is not None:
@@ -360,6 +363,60 @@ class TorchModel(FrameworkModel):
         import torch
 
         torch.nn.utils.clip_grad_norm_(self._parameters, largest)
+
+
+class OwnGradients:
+    """What ``.grad`` of the parameters has in a loop of one's own, in whatever way or thread it got there.
+
+    One parameter is watched, since all are put away together (zero_grad): a hook of each would cost more.
+    """
+
+    def __init__(self, parameters: Sequence[Any]) -> None:
+        self._parameters = sorted(parameters, key=lambda one: int(one.numel()))
+        self._watched, self._is_first = cast(Any, None), True
+        self._stack = ExitStack()
+
+    def mark(self) -> None:
+        """Remember what they are now."""
+        self._is_first = True
+        for parameter in self._parameters:
+            if (gradient := parameter.grad) is not None:
+                gradient._nbdist_version = gradient._version
+
+    def have_changed(self, begin_anew: Callable[[], object]) -> bool:
+        """Return whether there is one that was not there, or was another, at `mark`.
+
+        From then on ``begin_anew`` is called where autograd is about to add to what has been put away.
+        """
+        for parameter in self._parameters:
+            if parameter.grad is not None and _is_changed(parameter.grad):
+                self._watch(parameter, begin_anew)
+                return True
+        return False
+
+    def _watch(self, parameter: Any, begin_anew: Callable[[], object]) -> None:
+        if parameter is self._watched or not parameter.requires_grad:
+            return
+
+        def before(_: Any) -> None:
+            is_first, self._is_first, gradient = self._is_first, False, parameter.grad
+            # A value is read, for which a GPU is waited for, only where zeros may have been written.
+            if gradient is None or (
+                is_first and _is_changed(gradient) and not gradient.is_sparse and not gradient.any()
+            ):
+                begin_anew()
+
+        self.close()
+        self._watched = parameter
+        self._stack.callback(parameter.register_hook(before).remove)
+
+    def close(self) -> None:
+        """Watch none any more."""
+        self._stack.close()
+
+
+def _is_changed(gradient: Any) -> bool:
+    return bool(getattr(gradient, "_nbdist_version", None) != gradient._version)
 
 
 def _taken(number: int) -> None:
