@@ -33,7 +33,7 @@ from nbdist.train.context import Context, save_variables
 from nbdist.train.device import on_device
 from nbdist.train.fixed import share_fixed
 from nbdist.train.loss_scaling import LossScaling
-from nbdist.train.replica import Replica, ReplicaLeft, RetryStep, arrays_computed_with, step_program
+from nbdist.train.replica import Replica, ReplicaLeft, RetryStep, arrays_computed_with, rate_of, step_program
 from nbdist.train.resume import DataCursor, EpochBatches
 from nbdist.train.resume_loop import Config, ResumeAdapter
 from nbdist.train.schedule import RateAt, RateSchedule
@@ -118,7 +118,7 @@ def opened(
         training = Training(context, model, own, replica, history, resume, scaling, skip_nan, advice, save)
         driver = training.driver
         if rate_at is not None:
-            driver.schedule = RateSchedule(rate_at, driver.boundary, context)
+            driver.schedule = RateSchedule(rate_at, driver.boundary, context, rate_of(replica))
             resume.components.register("rate_factor", driver.schedule.factor)
         if dataset is not None:
             batches = training.batches = EpochBatches(

@@ -468,6 +468,117 @@ def test_a_process_that_joins_by_its_steps_makes_one_for_each_batch(
         loop.run(accumulate=accumulate)
 
 
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The rates of the updates that are made."""
+    made, push = list[float](), OneDeviceReplica.push
+
+    def noted(replica: OneDeviceReplica) -> None:
+        made.append(replica.learning_rate)
+        push(replica)
+
+    monkeypatch.setattr(OneDeviceReplica, "push", noted)
+    return made
+
+
+def scheduled(
+    made: list[float],
+    asks: dict[int, float],
+    scheduler: Any = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+    states: TrainingStates | None = None,
+    stepped: int = 0,
+    dies: int = 0,
+    by_hand: tuple[int, float] = (0, 0.0),
+) -> None:
+    """Make a pass whose scheduler steps after each batch; a user asks for rates after so many steps."""
+    context, model = Context(quiet=True, seed=1, states=states, is_chief=True), torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = scheduler(optimizer)
+    if 0 in asks:
+        context.control.set_rate(asks[0])
+    data = Dataset.from_arrays(X, X[:, :1]).batch(8)
+    with use_here(context):
+        try:
+            with nb.frameworks.torch.wrap(model, optimizer, data) as batches:
+                for _ in range(stepped):
+                    schedule.step()
+                for features, targets in batches:
+                    ((model(features) - targets) ** 2).mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    if schedule is not None:
+                        schedule.step()
+                    if by_hand[0] == len(made):
+                        optimizer.param_groups[0]["lr"] = by_hand[1]
+                    if len(made) in asks:
+                        context.control.set_rate(asks[len(made)])
+                    if len(made) == dies:
+                        raise Killed
+        finally:
+            if states is not None:
+                states.finish()
+
+
+def warm_up(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, [0, 0, 1, 2, 4, 8].__getitem__)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("dies", [2, 3, 4])
+def test_a_rate_that_was_asked_for_at_a_scheduled_0_multiplies_what_follows(
+    dies: int, tmp_path: Path, made: list[float]
+) -> None:
+    with pytest.raises(Killed):
+        scheduled(made, {1: 0.5}, warm_up, saving(tmp_path, every=1), dies=dies)
+    del made[newest(tmp_path).step :]
+    scheduled(made, {}, warm_up, TrainingStates(read=state_files(tmp_path)), stepped=len(made))
+    assert made == pytest.approx([0, 0.5, 0.5, 1, 2])
+
+
+def test_a_fit_keeps_a_rate_that_was_asked_for_at_a_scheduled_0() -> None:
+    context, rates = Context(quiet=True), iter([0.0, 0.1, 0.2])
+    replica = OneDeviceReplica([("w", np.ones(2, np.float32))], nb.optim.SGD(0.0))
+    boundary = Boundary(context, lambda: [replica], int, lambda path: path)
+    schedule = RateSchedule(lambda updates, epoch: next(rates), boundary, context)
+    context.control.set_rate(0.5)
+    boundary.handle()
+    found = []
+    for _ in range(3):
+        schedule.follow(replica)
+        found.append(replica.learning_rate)
+    assert found == [0.5, 0.5, 1]
+
+
+def test_a_rate_that_the_loop_sets_itself_is_used_as_it_is(made: list[float]) -> None:
+    scheduled(made, {1: 0.5}, lambda optimizer: None, by_hand=(3, 0.05))
+    assert made == [0.1, 0.5, 0.5, 0.05, 0.05]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_a_rate_that_was_asked_for_before_a_continued_loop_multiplies_its_schedule(
+    tmp_path: Path, made: list[float]
+) -> None:
+    with pytest.raises(Killed):
+        scheduled(made, {}, states=saving(tmp_path, every=1), dies=3)
+    made.clear()
+    over = newest(tmp_path).step
+    (tmp_path / "again").mkdir()
+    states = TrainingStates(tmp_path / "again", parse_interval(1), read=state_files(tmp_path))
+    scheduled(made, {0: 0.5}, states=states, stepped=over)
+    assert made == [0.5 * 0.5**number for number in range(5 - over)]
+    assert newest(tmp_path / "again").rate_factor == 5 * 2**over
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_a_process_whose_scheduler_is_not_followed_knows_the_factor_of_the_others(
+    tmp_path: Path, made: list[float], joins: type[Joins], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joins, "joins_at", 1)
+    scheduled(made, {2: 0.5}, states=saving(tmp_path, every=1), stepped=1)
+    assert made == [0.1, 0.1, 0.5, 0.5]
+    assert newest(tmp_path).rate_factor == 5
+
+
 def jax_loss(params: Any, batch: Any) -> Any:
     return jnp.mean((batch @ params["w"]) ** 2) * 1e-6
 

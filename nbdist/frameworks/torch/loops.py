@@ -180,11 +180,11 @@ class Batches:
     def __init__(self, training: Training, model: TorchModel, optimizer: Any) -> None:
         self._training, self._model, self._optimizer = training, model, optimizer
         self._rates = GroupRates.of(optimizer.param_groups)
-        self._factor = RateFactor(training.driver.boundary, training.context.control, self._rates.rate)
+        rate = rate_of(training.replica) if training.joins else training.resume.rate
+        self._factor = RateFactor(training.driver.boundary, training.context.control, self._rates.rate, rate)
         training.resume.components.register("rate_factor", self._factor)
-        self._continues, self._follows = training.resume.rate, True
-        if training.joins:
-            self._continues = rate_of(training.replica)
+        self._factor.follow_updates(rate)
+        self._continues, self._follows = rate is not None, True
         self._weight = 0.0
         self._left = 0, 0
         """Examples of the batch under way in all and here, until it is counted."""
@@ -245,7 +245,7 @@ class Batches:
 
     def _follow_changes(self) -> None:
         """Follow a scheduler before a state may be saved, which has the rate of the next update."""
-        if self._continues is not None or self._added:
+        if self._continues or self._added:
             return
         try:
             self._follow_rate()
@@ -291,20 +291,23 @@ class Batches:
 
     def _follow_rate(self) -> None:
         """Change the strategy's learning rate if a scheduler has changed the optimizer's."""
-        rate, factor, training = self._rates.rate, self._factor, self._training
-        expected, self._continues = self._continues, None
-        if expected is not None:  # the first step of a training that is continued
+        rate, factor, replica = self._rates.rate, self._factor, self._training.replica
+        multiplied = factor.state_dict()  # a user's rate takes the place of the one before this
+        if "initial_lr" not in self._optimizer.param_groups[0]:  # no scheduler of torch has put it there
+            factor.load_state_dict(1.0)
+        elif self._continues and multiplied and not isclose(rate, factor.scheduled):
+            self._miscounted(rate)
+        if self._continues and self._follows:
             factor.scheduled = rate
-            at = rate * factor.state_dict()
-            if "initial_lr" in self._optimizer.param_groups[0] and not isclose(at, expected):
-                self._miscounted(at, expected)
-        multiplied = factor.state_dict()
-        if rate != factor.scheduled and self._follows:
+        self._continues = False
+        if not self._follows:
+            factor.follow_updates(rate_of(replica))
+        elif rate != factor.scheduled:
             factor.scheduled = rate
-            change_rate(training.replica, rate * multiplied)
-            training.driver.boundary.show_rate()
+            change_rate(replica, factor.rate)
+            self._training.driver.boundary.show_rate()
 
-    def _miscounted(self, rate: float, expected: float) -> None:
+    def _miscounted(self, rate: float) -> None:
         """Refuse a scheduler that is not where the training is; one of a process that has joined is left."""
         training = self._training
         if training.joins:
@@ -315,9 +318,9 @@ class Batches:
             )
             return
         raise FailedPreconditionError(
-            f"the training continues at learning rate {expected:g}, and the scheduler is at {rate:g}: "
-            "it counts from its beginning. Step it as often as it was stepped before, or keep its last_epoch "
-            "in nb.train.state(...) and give it back"
+            f"the schedule continues at learning rate {self._factor.scheduled:g}, and the scheduler is at "
+            f"{rate:g}: it counts from its beginning. Step it as often as it was stepped before, or keep its "
+            "last_epoch in nb.train.state(...) and give it back"
         )
 
     def _push(self, step: Step) -> None:
