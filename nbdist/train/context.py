@@ -423,7 +423,12 @@ class Context:
 
     def note(self, text: str) -> None:
         """Print a note on the chief, each text once."""
-        if self.is_chief and text not in self.noted:
+        if self.is_chief:
+            self.note_here(text)
+
+    def note_here(self, text: str) -> None:
+        """Print a note on this replica, each text once."""
+        if text not in self.noted:
             self.noted.add(text)
             print(text)
 
@@ -440,14 +445,11 @@ class Context:
 
     def note_single_example(self, layer: str) -> None:
         """Print once, on this replica, that a layer normalises a single example by itself, which gives 0."""
-        text = (
+        self.note_here(
             f"a step has one example on this replica, and {layer} normalises it by itself: its output is the "
             "offset alone, and nothing before it learns of the example. Take larger batches, "
             "batch(n, drop_remainder=True), or LayerNorm"
         )
-        if text not in self.noted:
-            self.noted.add(text)
-            print(text)
 
     def served(self, dataset: Dataset) -> Dataset:
         """Return a dataset to train on as the strategy goes through it: made here, or by data tasks."""

@@ -265,8 +265,11 @@ class Training:
     def ready_within(self) -> bool:
         """Do what `ready` does before a step that is not the first one of a batch of `passes`.
 
-        No process joins there, as none could begin at this place. It joins before the next batch.
+        No process joins replicas in step there, as none could begin at this place. It joins before the next
+        batch. Others, which need not be at the same place, admit it where each of them is.
         """
+        if not self._steps_together:
+            return self.ready()
         hooks = self.own.hooks
         position, hooks.position = hooks.position, None
         try:
@@ -336,25 +339,36 @@ class Training:
         ends = self.end_epoch(self.ended or self.context.control.stop_requested)
         self.ended = self.ended or ends
 
+    @property
+    def _steps_together(self) -> bool:
+        """Whether replicas share batches, so that one that joins has to be at the place of the others."""
+        return self.context.strategy.family == "synchronous"
+
     def _require_a_step_for_each(self) -> None:
         """Raise where a process has found its place by its steps, and makes more or fewer than batches."""
         membership = self.own.membership
         made = self.driver.steps - self.begun_at
         if membership is not None and membership.joins_at and made != self._handed:
-            raise FailedPreconditionError(
+            self._misplaced(
                 "this process replaces one that was lost, and continues after as many batches as that one "
-                "had made steps, but this loop does not make one step for each batch: make one, or train "
-                "with fit(), which also accumulates"
+                "had made steps, but this loop does not make one step for each batch",
+                "make one, or train with fit(), which also accumulates",
             )
 
     def require_place(self) -> None:
         """Raise for a step with a batch from elsewhere that was made before this process joined."""
         if self.joins and self._handed is None and self.driver.last is None:
-            raise FailedPreconditionError(
+            self._misplaced(
                 "this process joins a training that is under way, and a step with a batch from elsewhere "
-                "than batches(data), before its first pass, has no place in it: make such steps within a "
-                "pass only"
+                "than batches(data), before its first pass, has no place in it",
+                "make each step with a batch of batches(data)",
             )
+
+    def _misplaced(self, text: str, advice: str) -> None:
+        """Raise where a replica's place in the data matters; elsewhere say once that it is another one."""
+        if self._steps_together:
+            raise FailedPreconditionError(f"{text}: {advice}")
+        self.context.note_here(f"{text}. It is elsewhere in its data, which the others do not depend on")
 
     def _end_left(self) -> None:
         self._pass, self._passed = None, self._passed + 1

@@ -19,8 +19,11 @@ import torch
 import nbdist as nb
 from nbdist.checkpoint.manager import parse_interval, state_files
 from nbdist.data import Dataset
+from nbdist.distribute import ElasticAveragingStrategy
+from nbdist.distribute.membership import GroupReplica, GroupStrategy
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from nbdist.frameworks.jax.replica import JaxReplica
+from nbdist.testing.strategy import everywhere, thread_world
 from nbdist.train.boundary import Boundary
 from nbdist.train.capabilities import Membership
 from nbdist.train.context import Context, current, use_here
@@ -647,6 +650,46 @@ def test_a_batch_from_elsewhere_before_the_place_of_a_process_that_joins_is_refu
         assert not rows_of(training.batches(Dataset.from_arrays(ROWS).batch(10)), training)
         with pytest.raises(FailedPreconditionError, match="before its first pass, has no place"):
             training.step(ROWS[:4])
+
+
+def test_independent_replicas_admit_processes_together_wherever_each_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One is between two steps of a batch, the other between batches; only the first knows whom to admit."""
+    admitted: list[tuple[int, int, Any]] = []
+
+    def admits(replica: Any, admits: Any = (), leaves: bool = False) -> None:
+        admitted.append((replica._exchanges, replica._strategy.replica_index, admits))
+
+    monkeypatch.setattr(GroupStrategy, "waiting", lambda self, digest: [] if self.replica_index else [7])
+    monkeypatch.setattr(GroupReplica, "form_again", admits)
+
+    def body(strategy: Any, context: Context) -> None:
+        with nb.frameworks.jax.wrap(jax_loss, {"w": np.ones((2, 1), np.float32)}) as training:
+            for batch in training.batches(Dataset.from_arrays(ROWS).batch(10)):
+                training.step(batch)
+                if strategy.replica_index == 0:
+                    training.step(batch)
+
+    everywhere(thread_world(lambda place: ElasticAveragingStrategy(1, 0.5, world=place), 2), body)
+    assert sorted(admitted)[:4] == [(1, 0, [7]), (1, 1, []), (2, 0, [7]), (2, 1, [])]
+
+
+def test_an_independent_process_may_join_at_another_place(
+    joins: type[Joins], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(joins, "joins_at", 2)
+    monkeypatch.setattr(OneDeviceStrategy, "family", "asynchronous")
+    loop = Torch()
+    loop.run(accumulate=2)
+    assert loop.kept["batches"] == 3 * STEPS - 2
+    assert capsys.readouterr().out.count("elsewhere in its data") == 1
+    with jax_loop() as training:
+        data = Dataset.from_arrays(ROWS).batch(10)
+        assert not rows_of(training.batches(data), training)
+        training.step(ROWS[:4])
+        assert len(rows_of(training.batches(data), training)) == 20
+    assert capsys.readouterr().out.count("elsewhere in its data") == 2
 
 
 def test_a_batch_from_elsewhere_is_refused_where_the_place_is_saved(tmp_path: Path) -> None:
