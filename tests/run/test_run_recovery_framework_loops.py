@@ -95,7 +95,7 @@ with nb.frameworks.jax.wrap(loss, params) as training:
     for epoch in range(10_000):
         for batch in training.batches(data):
             for number in range(2):
-                step = training._loop.training.driver.steps
+                step = training._training.driver.steps
                 training.step(batch)
                 seen.append((step, epoch, number, int(np.asarray(batch)[0, 0]) // 9))
             threading.Event().wait(0.005)
