@@ -341,7 +341,15 @@ def by_grad(loss: Any, model: Any) -> None:
         one.grad = own if one.grad is None else one.grad + own
 
 
+def in_inference_mode(loss: Any, model: Any) -> None:
+    found = grad(loss, list(model.parameters()))
+    with torch.inference_mode():
+        for one, own in zip(model.parameters(), found, strict=True):
+            one.grad = own.clone() if one.grad is None else one.grad + own
+
+
 WAYS = pytest.mark.parametrize("way", [backward, in_another_thread, by_grad])
+WAYS_TO_ADD = pytest.mark.parametrize("way", [backward, in_another_thread, by_grad, in_inference_mode])
 
 
 @pytest.fixture
@@ -401,13 +409,13 @@ def test_a_batch_that_a_loop_leaves_out_is_in_no_step(
     assert (context.progress.step, context.progress.examples) == (4, 32)
 
 
-@WAYS
+@WAYS_TO_ADD
 def test_all_batches_that_a_loop_adds_up_are_in_the_step(way: Any) -> None:
     context = looped(without_gradients, lambda at: "before" if at == 2 else "", way, accumulate=2)
     assert (context.progress.step, context.progress.examples) == (2, 32)
 
 
-@WAYS
+@WAYS_TO_ADD
 def test_a_lost_step_of_several_batches_ends_the_loop(way: Any, loses_a_worker: None) -> None:
     with pytest.raises(UnavailableError, match="has added up 2 batches"):
         looped(without_gradients, lambda at: "", way, accumulate=2)

@@ -380,7 +380,7 @@ class OwnGradients:
         """Remember what they are now."""
         self._is_first = True
         for parameter in self._parameters:
-            if (gradient := parameter.grad) is not None:
+            if (gradient := parameter.grad) is not None and not gradient.is_inference():
                 gradient._nbdist_version = gradient._version
 
     def have_changed(self, begin_anew: Callable[[], object]) -> bool:
@@ -416,7 +416,8 @@ class OwnGradients:
 
 
 def _is_changed(gradient: Any) -> bool:
-    return bool(getattr(gradient, "_nbdist_version", None) != gradient._version)
+    """Return whether it is another than at `OwnGradients.mark`, which one of inference_mode cannot say."""
+    return gradient.is_inference() or bool(getattr(gradient, "_nbdist_version", None) != gradient._version)
 
 
 def _taken(number: int) -> None:
