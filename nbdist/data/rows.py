@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nbdist.data.blocks import Places
-from nbdist.data.structure import exact, leaves_of, rebuild, refuse_mask
+from nbdist.data.structure import exact, leaves_of, rebuild, refuse_masks
 from nbdist.errors import InvalidArgumentError
 
 
@@ -77,7 +77,7 @@ class ArrayRows:
 
 def read_only(leaf: Any, index: int) -> NDArray[Any]:
     """Return ``leaf`` as an array that a consumer of views cannot write through."""
-    refuse_mask(f"array {index}", leaf)
+    refuse_masks(f"array {index}", leaf if isinstance(leaf, list) else [leaf])
     try:
         array = np.asarray(leaf).view()
     except ValueError as error:

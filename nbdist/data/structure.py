@@ -111,13 +111,13 @@ def stack_column(column: tuple[Any, ...]) -> NDArray[Any]:
     numbers that would become floats.
     """
     first = column[0]
+    refuse_masks("an element of a batch", column)
     if isinstance(first, bytes):
         found = np.empty(len(column), object)
         found[:] = column
         return found
     if not np.isscalar(first):
-        refuse_mask("an element of a batch", first)
-        return np.stack(column)
+        return np.asarray(np.stack(column))
     values: NDArray[Any] = np.asarray(column)
     if values.dtype.kind == "U" and not all(isinstance(value, str) for value in column):
         other = next(value for value in column if not isinstance(value, str))
@@ -127,9 +127,10 @@ def stack_column(column: tuple[Any, ...]) -> NDArray[Any]:
     return exact("a batch", column, values)
 
 
-def refuse_mask(what: str, value: Any) -> None:
-    """Raise InvalidArgumentError for an array of NumPy with a mask, which would be dropped."""
-    if isinstance(value, np.ma.MaskedArray):
+def refuse_masks(what: str, values: Sequence[Any]) -> None:
+    """Raise InvalidArgumentError if an array of NumPy among ``values`` masks any, which would be dropped."""
+    has_masks = any(issubclass(kind, np.ma.MaskedArray) for kind in set(map(type, values)))
+    if has_masks and any(map(np.ma.is_masked, values)):
         raise InvalidArgumentError(
             f"{what} has a mask, which a dataset does not keep: give array.filled(value), and the mask as "
             "another array"

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from nbdist.data import Dataset, FixedLenFeature, make_example, write_tfrecords
+from nbdist.data.structure import stack_column
 from nbdist.errors import InvalidArgumentError
 
 
@@ -130,6 +131,15 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda _: list(Dataset.from_generator(lambda: [np.ma.masked_array([1.0], mask=[1])]).batch(1)),
         "element of a batch has a mask",
     ),
+    "masks of rows": (
+        lambda _: Dataset.from_arrays([np.ma.masked_array([1.0], mask=[1])] * 2),
+        "array 0 has a mask",
+    ),
+    "a mask of a later element": (
+        lambda _: stack_column((np.zeros(2), np.ma.masked_array([1, 2], mask=[0, 1]))),
+        "element of a batch has a mask",
+    ),
+    "a masked value": (lambda _: stack_column((1.0, np.ma.masked)), "element of a batch has a mask"),
     "a DatasetDict": (lambda _: Dataset.from_huggingface({"train": 1}), r"ds\['train'\]"),
     "map(num_parallel_calls=, workers=)": (lambda _: ten().map(abs, 2, workers=2), "threads"),
     "csv(columns=) of another file": (
@@ -154,6 +164,14 @@ def test_it_is_refused_by_a_sentence(files: Path, what: str) -> None:
     make, message = REFUSED[what]
     with pytest.raises(InvalidArgumentError, match=message):
         make(files)
+
+
+def test_a_masked_array_without_a_masked_value_is_an_array() -> None:
+    rows = np.ma.masked_invalid(np.ones((4, 2)))
+    [batch] = Dataset.from_arrays(rows).batch(4)
+    for whole in (batch, stack_column(tuple(rows))):
+        assert type(whole) is np.ndarray
+        assert whole.tolist() == np.ones((4, 2)).tolist()
 
 
 TRANSFORMED = Carrier("custom")
