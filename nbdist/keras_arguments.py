@@ -131,6 +131,8 @@ ATTRIBUTES: dict[str, str] = {
 class KerasAttributes:
     """Refuses to set attributes of Keras that have no effect on an object of nbdist's own classes.
 
+    None and False ask for nothing, and may be set.
+
     >>> class Ours(KerasAttributes): limit = 1
     >>> Ours.__module__ = "nbdist.nn"
     >>> Ours().clipnorm = 1.0
@@ -145,6 +147,8 @@ class KerasAttributes:
             kind = type(self)
             if (
                 name in ATTRIBUTES
+                and value is not None
+                and value is not False
                 and kind.__module__.startswith("nbdist.")
                 and not any(
                     name in {*vars(one), *vars(one).get("__annotations__", ())} for one in kind.__mro__

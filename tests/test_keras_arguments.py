@@ -66,6 +66,8 @@ def test_layers_and_callbacks(make: Any, words: str) -> None:
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_attributes_of_keras_are_refused_where_they_have_no_effect(name: str) -> None:
     for made in (nn.Dense(2), nn.Conv2D(3, 2), model(), optim.SGD(0.1), optim.AdamW(0.1)):
+        setattr(made, name, None)
+        setattr(made, name, False)
         if name == "weight_decay" and isinstance(made, optim.AdamW):
             made.weight_decay = 0.5
             continue
