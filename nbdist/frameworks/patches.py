@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -80,7 +81,8 @@ class Patches(MetaPathFinder):
         return self
 
     def __exit__(self, *error: object) -> None:
-        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+        with suppress(ValueError):
+            sys.meta_path.remove(self)
         while self._undo:
             self._undo.pop()()
 
