@@ -385,11 +385,11 @@ class Sweep:
                     self._check_fits(event.number)
 
     def _check_fits(self, number: int) -> None:
-        """Raise FailedPreconditionError if a trial calls ``fit`` several times, each with its own epochs."""
-        if self.spec.options.framework is None and (fits := trainings_in(self.checkpoint(number))) > 1:
+        """Raise FailedPreconditionError if a trial trains several times, each with its own epochs."""
+        if self.spec.options.framework is None and (count := trainings_in(self.checkpoint(number))) > 1:
             raise FailedPreconditionError(
-                f"trial {number} cannot be promoted with epochs=: it calls fit {fits} times, and each would "
-                "train so many epochs. Give the sweep a parameter epochs that the trial's loop uses, or "
+                f"trial {number} cannot be promoted with epochs=: it trains {count} times, each time so "
+                "many epochs. Give the sweep a parameter epochs that the trial's loop uses, or "
                 "clone the trial"
             )
 

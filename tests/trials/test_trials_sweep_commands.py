@@ -390,7 +390,7 @@ def test_a_trial_that_calls_fit_in_a_loop_is_promoted_by_its_parameter(
     sweep.promote(0, epochs=4)
     assert finished(sweep).trial(0).value == whole  # of four fits with one epoch each
     other = finished(begin(looped, "lr=[0.1] rounds=2", **options))
-    with pytest.raises(FailedPreconditionError, match=r"it calls fit 2 times, and each would"):
+    with pytest.raises(FailedPreconditionError, match=r"it trains 2 times, each time so many"):
         other.promote(0, epochs=4)
     assert (other.state, other.trial(0).attempt) == ("finished", 1)
 
