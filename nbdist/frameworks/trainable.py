@@ -217,7 +217,7 @@ def require_float32(context: Context, instead: str) -> None:
     if context.options.precision != "float32":
         raise InvalidArgumentError(
             f"--precision {context.options.precision} is for models of nbdist and nb.frameworks.torch.fit: "
-            f"drop it, and {instead}"
+            f"drop it, and {instead}; a model of nbdist beside this one takes compile(precision=)"
         )
 
 
