@@ -5,6 +5,8 @@ One device is a loop of torch alone, with the whole batch.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -266,9 +268,35 @@ def test_a_loop_of_ones_own_refuses_a_loss_that_does_not_count_examples() -> Non
         everywhere(thread_world(lambda place: MultiWorkerMirroredStrategy(world=place), 2), body)
 
 
-@pytest.mark.parametrize("clip", [torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_, None])
+def clip_another(model: Any) -> None:
+    other = torch.nn.Linear(2, 1)
+    other(torch.ones(1, 2)).sum().backward()
+    torch.nn.utils.clip_grad_norm_(other.parameters(), 0.5)
+
+
+def clip_by(limit: float) -> Callable[[Any], object]:
+    return lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+
+
+def norm_of(model: Any) -> torch.Tensor:
+    return torch.nn.utils.get_total_norm([one.grad for one in model.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("clip", "clips"),
+    [
+        (clip_by(0.5), True),
+        (lambda model: torch.nn.utils.clip_grad_value_(model.parameters(), 0.5), True),
+        (lambda model: torch.nn.utils.clip_grads_with_norm_(model.parameters(), 0.5, norm_of(model)), True),
+        (clip_by(math.inf), False),
+        (norm_of, False),
+        (clip_another, False),
+        (str, False),
+    ],
+    ids=["norm", "value", "given norm", "no limit", "norm alone", "another model", "nothing"],
+)
 def test_a_loop_of_ones_own_notes_that_it_clips_a_share(
-    capsys: pytest.CaptureFixture[str], clip: Any
+    capsys: pytest.CaptureFixture[str], clip: Callable[[Any], object], clips: bool
 ) -> None:
     x, y = data_of(rows=8)
 
@@ -278,14 +306,13 @@ def test_a_loop_of_ones_own_notes_that_it_clips_a_share(
         with strategy.scope(), nb.frameworks.torch.wrap(made, optimizer, (x, y), batch_size=4) as batches:
             for features, targets in batches:
                 functional.cross_entropy(made(features), targets).backward()
-                if clip is not None:
-                    clip(made.parameters(), 0.5)
+                clip(made)
                 optimizer.step()
 
     for replicas in (1, 2):
         everywhere(thread_world(lambda place: MultiWorkerMirroredStrategy(world=place), replicas), body)
         said = capsys.readouterr().out.count("the loop clips the gradient of each worker's share")
-        assert said == (replicas == 2 and clip is not None)
+        assert said == (replicas == 2 and clips)
 
 
 def test_a_loop_of_ones_own_refuses_a_precision_that_it_would_drop() -> None:

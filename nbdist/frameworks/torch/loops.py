@@ -17,11 +17,12 @@ optimizer: all replicas that make the step together leave it out then.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from math import isclose
+from math import inf, isclose
 from threading import get_ident
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
@@ -113,7 +114,7 @@ def wrap(
         batches = Batches(training, trainable, optimizer)
         stack.enter_context(replaced_step(optimizer, batches))
         count_training(model)
-        with suppress(LoopStopped), checked_shares(context):
+        with suppress(LoopStopped), checked_shares(context, optimizer):
             yield batches
         training.finish()
 
@@ -139,8 +140,11 @@ CLIPPED = (
 
 
 @contextmanager
-def checked_shares(context: Context) -> Iterator[None]:
-    """Refuse losses that count no examples, and note clipping, in this thread, if replicas share batches."""
+def checked_shares(context: Context, optimizer: Any) -> Iterator[None]:
+    """In this thread, if replicas share batches, refuse losses that count no examples, and note clipping.
+
+    Clipping is that of gradients of the ``optimizer``'s parameters.
+    """
     thread = get_ident()
 
     def before(act: Callable[..., object]) -> Callable[[Any], Any]:
@@ -158,8 +162,18 @@ def checked_shares(context: Context) -> Iterator[None]:
         patches.replace(module, "backward", before(lambda tensors, *_, **__: check_own_loss(tensors)))
 
     def clipping(module: ModuleType, patches: Patches) -> None:
-        noting = before(lambda *_, **__: context.note(CLIPPED))
-        patches.replace(module, "_group_tensors_by_device_and_dtype", noting)  # all that clip call it
+        def note(lists: Any, *_: Any, **__: Any) -> None:
+            frame: FrameType | None = sys._getframe()
+            while frame is not None and frame.f_globals is not vars(module):
+                frame = frame.f_back
+            clips = {} if frame is None else frame.f_locals  # of what clips, or computes a norm alone
+            limit = clips.get("max_norm", clips.get("clip_value", inf))
+            given, groups = set(map(id, lists[0])), optimizer.param_groups
+            if limit < inf and any(id(one.grad) in given for group in groups for one in group["params"]):
+                context.note(CLIPPED)
+
+        # All that clip call it.
+        patches.replace(module, "_group_tensors_by_device_and_dtype", before(note))
 
     shared = context.strategy.num_replicas_in_sync > 1
     changes = {"torch.autograd": backward, "torch.nn.utils.clip_grad": clipping}
