@@ -120,7 +120,7 @@ class Model(KerasAttributes):
     def network_for(self, input_shape: Sequence[int], rng: np.random.Generator | None = None) -> Network:
         """Return the layers as a graph for examples of ``input_shape``, with values of ``rng``, if given."""
         shape = tuple(int(n) for n in input_shape)
-        return Network(self.layers, shape, rng, self.pipeline, self.precision or current().precision)
+        return Network(self.layers, shape, rng, self.pipeline, current().precision_of(self.precision))
 
     def take(self, network: Network, weights: list[Array]) -> None:
         """Set the weights to ``weights``, those of a ``network`` of these layers, without a copy."""
@@ -479,7 +479,7 @@ class Model(KerasAttributes):
                 "layer.trainable was changed after a loop has trained the model, whose steps are recorded "
                 "with the old value: set it before the loop, or make the model anew with from_config"
             )
-        if network.precision != (self.precision or current().precision) or network.trains != trains:
+        if network.precision != current().precision_of(self.precision) or network.trains != trains:
             self.take(self.network_for([n or 0 for n in network.shape]), self.weights)
             assert self._network is not None
         return self._network or network

@@ -384,7 +384,7 @@ class Context:
     own_loops: int = 0
     """How many of the trainings are a loop of a framework's own, which no strategy has made."""
     has_computed_in: bool = False
-    """Whether a model has taken the run's ``--precision``, by `precision`."""
+    """Whether a model computes in the run's ``--precision``, by `precision_of`."""
     logged: dict[str, int] = field(default_factory=dict)
     """The last step of each series that ``nb.log`` has counted itself."""
     last_epoch: dict[str, float] = field(default_factory=dict)
@@ -432,11 +432,12 @@ class Context:
             self.noted.add(text)
             print(text)
 
-    @property
-    def precision(self) -> str:
-        """What a model computes in that names nothing else."""
-        self.has_computed_in = True
-        return self.options.precision
+    def precision_of(self, own: str | None) -> str:
+        """Return what a model computes in: the run's ``--precision``, unless it names its ``own``."""
+        asked = self.options.precision
+        # PyTorch's "bfloat16" is "mixed_bfloat16".
+        self.has_computed_in = self.has_computed_in or own is None or asked.endswith(own)
+        return asked if own is None else own
 
     def note_own_passes(self) -> None:
         """Print once that a loop of one's own makes its own passes, whatever ``--epochs`` says."""

@@ -315,6 +315,16 @@ def test_a_loop_of_ones_own_notes_that_it_clips_a_share(
         assert said == (replicas == 2 and clips)
 
 
+def test_a_fit_that_names_the_precision_of_the_run_obeys_it() -> None:
+    made, data = module(False), data_of(rows=4)
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+    for own in ("float32", "bfloat16"):
+        with use(Context(options=Options(precision="mixed_bfloat16"))) as context:
+            loss = functional.cross_entropy
+            nb.frameworks.torch.fit(made, data, optimizer=optimizer, loss=loss, precision=own)
+        assert context.has_computed_in == (own == "bfloat16")
+
+
 def test_a_loop_of_ones_own_refuses_a_precision_that_it_would_drop() -> None:
     made = module(False)
     optimizer = torch.optim.SGD(made.parameters(), lr=0.1)

@@ -167,7 +167,7 @@ def fit(
         factors=() if sums else rule.factors,
         accumulate=accumulate,
         clip_norm=None if sums else clip_norm,
-        autocast=autocast_dtype(context.precision if precision is None else precision),
+        autocast=autocast_dtype(context.precision_of(precision)),
         sums=is_sum(loss),
         counter=counter_of(loss, normalizer),
         shared=context.strategy.num_replicas_in_sync > 1,
