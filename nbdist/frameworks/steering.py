@@ -76,7 +76,8 @@ def seen_and_steered(framework: str, context: Context) -> Iterator[None]:
             parts = StepParts(context.progress.spent, context.step_log)
             stack.enter_context(Patches(parts.changes, context.note))
             optimizers = stack.enter_context(TorchOptimizers(context, parts))
-            if states is not None:  # a trial of a sweep: its states are torch's, not those of nbdist's models
+            if states is not None and states.target is not None:
+                # A trial of a sweep: its states are torch's, not those of nbdist's models.
                 context.states = None
                 stack.callback(setattr, context, "states", states)
                 state = TorchState(context, states, stack.enter_context(Patches({})))

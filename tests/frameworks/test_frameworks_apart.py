@@ -140,11 +140,15 @@ def test_ranks_with_a_process_group_are_not(cluster: Cluster) -> None:
 
 
 def test_flags_that_a_loop_of_ones_own_does_not_obey_are_named(cluster: Cluster) -> None:
-    given: dict[str, Any] = {"strategy": "multi_worker", "checkpoint_every": 2}
+    given: dict[str, Any] = {"strategy": "multi_worker", "checkpoint_every": 1}
     [said] = run_cell(cluster, TOGETHER + STEPS, precision="mixed_bfloat16", **given).notes
     assert said.startswith("--precision, --strategy, --checkpoint-every had no effect: only what trains by")
-    wrapped = run_cell(cluster, WRAPPED, **given)
+    counted = WRAPPED.replace("for x in batches", "for last, x in enumerate(batches)")
+    wrapped = run_cell(cluster, counted, **given)
     assert [note for note in wrapped.notes if "no effect" in note] == []
+    again = run_cell(cluster, counted, resume=wrapped.id, **given)
+    assert wrapped.results["last"] == 1
+    assert "last" not in again.results  # its pass was over
 
 
 def test_ranks_with_a_process_group_that_average_nothing_are_reported(cluster: Cluster) -> None:
