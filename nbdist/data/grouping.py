@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from nbdist.data.blocks import Block, Blocks, Pass
 from nbdist.data.elements import apply, kept, noted
 from nbdist.data.rows import Rows
-from nbdist.data.structure import columns_of, leaves_of, rebuild, stack
+from nbdist.data.structure import columns_of, leaves_of, rebuild, refuse_masks, stack
 from nbdist.errors import InvalidArgumentError
 from nbdist.numbers import is_whole
 
@@ -70,6 +70,7 @@ def _padded(number: int, column: Sequence[Any], shape: list[int | None] | None, 
     if not np.ndim(column[0]):
         found: NDArray[Any] = stack(list(column))
         return found
+    refuse_masks("an element of a batch", column)
     arrays = [np.asarray(part) for part in column]
     axes = arrays[0].ndim
     if any(array.ndim != axes for array in arrays) or (shape is not None and len(shape) != axes):

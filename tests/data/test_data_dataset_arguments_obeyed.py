@@ -139,6 +139,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda _: stack_column((np.zeros(2), np.ma.masked_array([1, 2], mask=[0, 1]))),
         "element of a batch has a mask",
     ),
+    "a mask of an element to pad": (
+        lambda _: list(Dataset.from_generator(lambda: [np.ma.masked_array([1.0], mask=[1])]).padded_batch(1)),
+        "element of a batch has a mask",
+    ),
     "a masked value": (lambda _: stack_column((1.0, np.ma.masked)), "element of a batch has a mask"),
     "a DatasetDict": (lambda _: Dataset.from_huggingface({"train": 1}), r"ds\['train'\]"),
     "map(num_parallel_calls=, workers=)": (lambda _: ten().map(abs, 2, workers=2), "threads"),
