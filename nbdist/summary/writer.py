@@ -30,7 +30,7 @@ from nbdist.summary.graph_def import graph_event
 from nbdist.summary.values import Value, Written, as_values, checked_step
 
 FLUSH_SECONDS = 120.0
-PATIENCE_SECONDS = 30.0  # for one value to be encoded and written, where a caller waits for that
+PATIENCE_SECONDS = 30.0  # for one value to be encoded, or the file to be written, if a caller waits for it
 WAITING_BYTES = 256 << 20  # of values that wait to be encoded; what is given above that is dropped
 
 
@@ -84,6 +84,7 @@ class FileWriter:
         self._encoder = Encoder(
             lambda event, step: self._file.add(event), self._note, retry=self._file.retry, seconds=flush_secs
         )
+        self._encoder.do(int)  # starts the thread: Python starts none at the end of the process, for `close`
         self._closed = False
         atexit.register(self.close)
         if graph is not None:
@@ -118,23 +119,19 @@ class FileWriter:
     def purge(self, step: int) -> None:
         """Have TensorBoard drop what was written from ``step`` on: the training begins there again."""
         self._check_open()
-        self._await(self._encoder.flush())
-        self._file.add(purge(checked_step(step)), 0)
+        self._encoder.do(partial(self._file.add, purge(checked_step(step)), 0))
 
     def flush(self) -> None:
         """Write what waits in memory; StorageError also where the disk takes nothing for 30 s."""
-        self._await(self._encoder.flush())
-        self._file.retry()
-        self._raise_errors()
+        self._raise_errors(self._encoder.flush(self._file.retry))
 
     def close(self) -> None:
-        """Write what waits in memory, and close the file. May be called twice."""
-        if not self._closed:
-            self._closed = True
+        """Write what waits in memory, and close the file; errors as in `flush`. May be called again."""
+        self._closed = True
+        written = self._encoder.close(self._file.close)
+        if written:
             atexit.unregister(self.close)
-            self._await(self._encoder.close())
-            self._file.close()
-            self._raise_errors()
+        self._raise_errors(written)
 
     @contextmanager
     def as_default(self) -> Iterator[FileWriter]:
@@ -154,15 +151,12 @@ class FileWriter:
             logging.getLogger("nbdist.summary").warning("%s", trouble)
         self._errors.append(trouble)
 
-    def _await(self, written: bool) -> None:
-        """Raise the errors so far unless all was ``written``: what else is done with the file would wait."""
-        if not written:
-            self._raise_errors()
-
-    def _raise_errors(self) -> None:
-        if self._errors:
-            errors, self._errors[:] = list(self._errors), []
-            raise StorageError(f"summaries in {self.logdir!r} are not written: {'; '.join(errors)}")
+    def _raise_errors(self, written: bool) -> None:
+        """Raise the errors so far; those of this call may have been raised to another thread."""
+        errors, self._errors[:] = list(self._errors), []
+        if errors or not written:
+            said = "; ".join(errors) or "the disk or the file system does not answer"
+            raise StorageError(f"summaries in {self.logdir!r} are not written: {said}")
 
     def __enter__(self) -> FileWriter:
         return self
@@ -226,7 +220,7 @@ class Encoder:
     ) -> None:
         self._write, self._say, self._see = write, say, see
         self._retry, self._seconds = retry, min(seconds, threading.TIMEOUT_MAX)
-        self._waiting: deque[tuple[dict[str, Value], int, float, bytes]] = deque()
+        self._waiting: deque[tuple[dict[str, Value], int, float, Callable[[], object]]] = deque()
         self._bytes = 0
         self._busy = self._closed = False
         self._made = 0
@@ -254,19 +248,32 @@ class Encoder:
 
     def add_event(self, event: bytes, step: int) -> None:
         """Take an event that is encoded already."""
-        with self._changed:
-            self._put({}, step, 0, event)
+        self.do(partial(self._write, event, step))
 
-    def _put(self, values: dict[str, Value], step: int, size: int, event: bytes = b"") -> None:
-        self._bytes += size
-        self._waiting.append((values, step, time.time(), event))
-        if self._thread is None and not self._closed:
+    def do(self, call: Callable[[], object]) -> None:
+        """Have the thread call a function after what was added before."""
+        with self._changed:
+            self._put({}, 0, 0, call)
+
+    def _put(
+        self, values: dict[str, Value], step: int, size: int, call: Callable[[], object] = lambda: None
+    ) -> None:
+        if self._closed:
+            return
+        if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="nbdist-summaries", daemon=True)
             self._thread.start()
+        self._bytes += size
+        self._waiting.append((values, step, time.time(), call))
         self._changed.notify_all()
 
-    def flush(self) -> bool:
-        """Wait until what was added is encoded; return False, and say why, if nothing is for a while."""
+    def flush(self, call: Callable[[], object] | None = None) -> bool:
+        """Wait until what was added is encoded, and the thread has then made a ``call``.
+
+        Returns False, and says why, if the thread does nothing for a while.
+        """
+        if call is not None:
+            self.do(call)
         with self._changed:
             while self._waiting or self._busy:
                 if not self._changed.wait_for(partial(self._has_made_more, self._made), PATIENCE_SECONDS):
@@ -280,15 +287,15 @@ class Encoder:
     def _has_made_more(self, than: int) -> bool:
         return self._made != than
 
-    def close(self) -> bool:
-        """Encode what waits, and end the thread; return as `flush` does."""
-        if not self.flush():
+    def close(self, call: Callable[[], object] | None = None) -> bool:
+        """Flush, and end the thread; return as `flush` does. Where it returned False, it may be repeated."""
+        if not self.flush(call):
             return False
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(PATIENCE_SECONDS)
         return True
 
     def _run(self) -> None:
@@ -301,10 +308,12 @@ class Encoder:
                 self._changed.wait_for(lambda: bool(self._waiting) or self._closed, left)
                 if self._closed and not self._waiting:
                     return
-                values, step, at, whole = self._waiting.popleft() if self._waiting else ({}, 0, 0.0, b"")
+                values, step, at, call = self._waiting.popleft() if self._waiting else ({}, 0, 0.0, int)
                 self._busy = True
-            if whole:
-                self._write(whole, step)
+            try:
+                call()
+            except Exception as error:  # as of a value
+                self._say(f"{type(error).__name__}: {error}")
             for tag, value in values.items():
                 try:
                     self._write(event(value.messages(tag), step, at), step)

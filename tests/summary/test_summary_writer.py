@@ -50,8 +50,9 @@ def test_the_caller_neither_encodes_nor_writes(tmp_path: Path, monkeypatch: pyte
     assert "nbdist-summaries" not in {thread.name for thread in started}
 
 
+@pytest.mark.parametrize("seconds", [0, writers.FLUSH_SECONDS])
 def test_a_disk_that_does_not_answer_is_not_awaited_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     answers, pwrite = threading.Event(), os.pwrite
 
@@ -61,18 +62,28 @@ def test_a_disk_that_does_not_answer_is_not_awaited_for_ever(
 
     monkeypatch.setattr(log.os, "pwrite", write)
     monkeypatch.setattr(writers, "PATIENCE_SECONDS", 0.05)
-    writer = summary.FileWriter(tmp_path, flush_secs=0)
+    writer = summary.FileWriter(tmp_path, flush_secs=seconds)
     for step in range(2):
         writer.add_summary({"loss": 0.5}, step)
-    for _ in range(2):
+    for wait in (writer.flush, writer.flush, writer.close, writer.close):
         with pytest.raises(
             StorageError, match=r"nothing was written for .* the disk or the file system does"
         ):
-            writer.flush()
+            wait()
+    monkeypatch.setattr(writer, "_errors", Taken())
+    with pytest.raises(StorageError, match="the disk or the file system does not answer"):
+        writer.flush()
     answers.set()
     monkeypatch.undo()
     writer.close()
     assert steps(tmp_path) == [0, 1]
+
+
+class Taken(list[str]):
+    """Errors that another thread takes at once."""
+
+    def append(self, error: str) -> None:
+        pass
 
 
 def test_a_full_disk_is_said_once_and_made_good(
