@@ -221,6 +221,7 @@ def _opened(
     outcomes = RemoteOutcomes(
         record.id, found.folder, remote, found.workers, lambda rank, known: found.lacking(run, rank, known),
         is_settled=(lambda: True) if owned is None else owned.is_settled,
+        queue=None if owned is None else owned.queue,
     )  # fmt: skip
     at_end = partial(_release, remote, record.id) if remote is not None else lambda: None
     run = Run(
@@ -295,6 +296,12 @@ class _AttachedRun:
         with suppress(NbdistError):
             return read_run(self._found.record.id).status in ENDED
         return False
+
+    def queue(self, rank: int) -> RunCalls | None:
+        """Submit a call that does nothing to a rank's engine; None if another client may own the run."""
+        with suppress(NbdistError):
+            return self._cluster.submit(bool, on=rank) if self.ownership.is_owner else None
+        return None
 
     def _living(self) -> list[TaskInfo]:
         dead = {info.rank for info in self._cluster.dead()}

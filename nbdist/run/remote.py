@@ -20,7 +20,7 @@ from nbdist.errors import (
     TaskDiedError,
     UnavailableError,
 )
-from nbdist.run.protocols import RunReplacement, RunTasks
+from nbdist.run.protocols import RunCalls, RunReplacement, RunTasks
 from nbdist.run.values.outcome import MOST_BYTES, decode, read_outcome
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.rpc.client import Peer
@@ -109,6 +109,11 @@ class RemoteOutcomes:
     ``lacking(rank, known)`` returns what stands for an outcome that neither has: an error, or {} if the run
     does not need it; it is called when all other outcomes are known. A dead task's outcome may still come
     from a new process while ``is_settled()`` is false.
+
+    The body of a task whose reservation has expired may still wait in the queue of its engine.
+    ``queue(rank)`` submits a call to that engine, which does nothing; it returns None while the run may have
+    an owner that sends the body. The run has never begun if all tasks have made it, and still have no body.
+    ``queue`` is None for a run that has ended.
     """
 
     def __init__(
@@ -119,9 +124,12 @@ class RemoteOutcomes:
         workers: Sequence[TaskInfo],
         lacking: Callable[[int, Mapping[int, Any]], Any],
         is_settled: Callable[[], bool] = lambda: True,
+        queue: Callable[[int], RunCalls | None] | None = None,
     ) -> None:
         self.over: Callable[[], Collection[int]] = tuple
-        self._is_settled = is_settled
+        self._is_settled, self._queue = is_settled, queue
+        self._queued: dict[int, RunCalls] = {}
+        self._without_body: set[int] = set()
         self._run, self._folder, self._tasks, self._lacking = run, folder, tasks, lacking
         self._found: dict[int, Any] = {}
         self._missing: set[int] = set()
@@ -135,6 +143,9 @@ class RemoteOutcomes:
         for rank in list(self._waiting):
             if self._due(rank, over):
                 self._look(rank)
+        if self._without_body and self._without_body == set(self._waiting) and not self._found:
+            for rank in list(self._waiting):
+                self._settle(rank, self._never_begun())
         if self._missing and not self._waiting:
             known = dict(self._found)
             self._found.update({rank: self._lacking(rank, known) for rank in sorted(self._missing)})
@@ -146,6 +157,8 @@ class RemoteOutcomes:
         self._found.pop(rank, None)
         self._missing.discard(rank)
         self._pages.pop(rank, None)
+        self._queued.pop(rank, None)
+        self._without_body.discard(rank)
         if rank not in self._waiting:
             self._waiting.append(rank)
         return self
@@ -166,17 +179,34 @@ class RemoteOutcomes:
             left = TaskDiedError(f"rank {rank} of run {self._run} has left the cluster")
             self._settle(rank, self._written(rank) or left)
             return
+        was_idle = self._was_idle(rank)  # before it is asked
         answer = self._ask(rank)
+        if answer is not None and answer.meta["state"] == "expired":
+            if was_idle:
+                self._without_body.add(rank)
+            elif rank not in self._queued and self._queue and (call := self._queue(rank)) is not None:
+                self._queued[rank] = call
+            return
+        self._without_body.discard(rank)
         if answer is None:
             self._settle(rank, self._written(rank))
-        elif answer.meta["state"] == "expired" and self._is_settled():
-            never = (
-                f"run {self._run} has never begun: the process that started it ended after it had reserved "
-                "the tasks, and before it had sent them the body. Start it again, from its cell"
-            )
-            self._settle(rank, UnavailableError(never))
         elif answer.meta["state"] == "here":
             self._take(rank, answer)
+
+    def _was_idle(self, rank: int) -> bool:
+        """Whether the engine of a rank has made all calls that were in its queue."""
+        if (call := self._queued.get(rank)) is None or not call.ready_ranks():
+            return False
+        if isinstance(call.outcome(rank), BaseException):  # it was not made: another one is submitted
+            del self._queued[rank]
+            return False
+        return True
+
+    def _never_begun(self) -> UnavailableError:
+        return UnavailableError(
+            f"run {self._run} has never begun: the process that started it ended after it had reserved "
+            "the tasks, and before it had sent them the body. Start it again, from its cell"
+        )
 
     def _ask(self, rank: int) -> Frame | None:
         """Return a task's answer, None if it will never have the outcome."""
@@ -193,7 +223,8 @@ class RemoteOutcomes:
             return Frame("run.outcome", {"state": "coming"})
         except NbdistError:  # a task that has never had a run answers no such call
             return None if self._is_settled() else Frame("run.outcome", {"state": "coming"})
-        if answer.meta["state"] == "unknown":  # a new process, which the run's owner prepares
+        unknown = ("unknown",) if self._queue else ("unknown", "expired")
+        if answer.meta["state"] in unknown:  # a new process, which the run's owner prepares
             return None if self._is_settled() else Frame("run.outcome", {"state": "coming"})
         return answer
 

@@ -138,6 +138,21 @@ def test_a_body_is_awaited_until_its_reservation_expires(
     assert asked() == ["expired", "expired"]
 
 
+def test_a_run_that_ends_while_it_is_asked_has_not_expired(
+    agent: Agent, client: Peer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its body's thread ends it between two looks of the Server's thread."""
+    client.call("run.reserve", {"run": "r1"})
+    one, busy = live(agent, folder, "r1"), agent._busy
+
+    def end_and_look() -> str | None:
+        finish(agent, one)
+        return busy()
+
+    monkeypatch.setattr(agent, "_busy", end_and_look)
+    assert client.call("run.outcome", {"run": "r1"}).meta["state"] == "coming"
+
+
 def test_a_port_is_offered_on_which_nothing_listens(client: Peer) -> None:
     asked = {"framework": "torch", "first": True}
     about = client.call("run.reserve", {"run": "r1", **asked}).meta

@@ -34,6 +34,7 @@ from nbdist.run.attach import attach_run
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
+from nbdist.run.task.body import RunSpec, run_body
 from nbdist.run.values.outcome import outcome_path
 from nbdist.runtime.task import TaskInfo
 
@@ -279,27 +280,48 @@ def leave(start: Start, tmp_path: Path, gate: Path) -> Iterator[Callable[..., Ab
         one.stop() if one.with_cluster else one.disconnect()
 
 
-def test_a_run_that_was_reserved_and_has_never_begun_says_so(cluster: Cluster) -> None:
-    """Its client has ended before it sent the body: nothing but the reservation and run.json is left."""
+@pytest.fixture
+def reserved(cluster: Cluster, gate: Path) -> Iterator[RunSpec]:
+    """A run whose client has ended: run.json and reservations that have expired are left."""
     short = "import nbdist.run.task.agent as agents\nagents.RESERVED_SECONDS = {seconds}"
     record = read_run(start_run("1", Options(), cluster=cluster).wait().id)
-    never = replace(record, id=f"{record.id}-never", status="running", ended=None)
-    run_folder(never.id).mkdir(mode=0o700)
-    write_run(never)
+    reserved = replace(record, id=f"{record.id}-reserved", status="running", ended=None)
+    folder = run_folder(reserved.id)
+    folder.mkdir(mode=0o700)
+    write_run(reserved)
     workers = [info.rank for info in cluster.tasks if info.job == "worker"]
     for rank in workers:
-        cluster.peer(rank).call("run.reserve", {"run": never.id})
-    run = attach_run(never.id)
-    assert run.status == "running"
+        cluster.peer(rank).call("run.reserve", {"run": reserved.id})
     cluster.run(short.format(seconds=0.0), on=workers)
-    try:
-        with pytest.raises(UnavailableError, match=f"run {never.id} has never begun"):
-            wait(run)
-        assert read_run(never.id).status == "failed"
-        with pytest.raises(NbdistError, match="has never begun"):
-            attach_run(never.id).wait()
-    finally:
-        cluster.run(short.format(seconds=30.0), on=workers)
+    yield RunSpec(reserved.id, str(folder), tuple(workers), Options(seed=1), "one_device")
+    gate.touch()
+    cluster.run(short.format(seconds=30.0), on=workers)
+
+
+def test_a_run_that_was_reserved_and_has_never_begun_says_so(reserved: RunSpec) -> None:
+    run = attach_run(reserved.run)
+    with pytest.raises(UnavailableError, match=f"run {reserved.run} has never begun"):
+        wait(run)
+    assert read_run(reserved.run).status == "failed"
+    with pytest.raises(NbdistError, match="has never begun"):
+        attach_run(reserved.run).wait()
+
+
+def test_a_body_that_waits_in_the_queue_of_its_engine_is_awaited(
+    cluster: Cluster, reserved: RunSpec, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was sent while a cell ran there that takes longer than the reservation lasts."""
+    submit, asked = cluster.submit, set[Any]()
+    cell = ["sh", "-c", 'until [ -e "$0" ]; do sleep 0.01; done', str(gate)]
+    cluster.submit(subprocess.call, cell, on=reserved.ranks)
+    cluster.submit(run_body, reserved, "y = 7", on=reserved.ranks)
+    monkeypatch.setattr(cluster, "submit", lambda *given, on: (asked.add(on), submit(*given, on=on))[1])
+    run = attach_run(reserved.run)
+    until(lambda: run.poll() or asked == set(reserved.ranks))
+    assert not run.over
+    gate.touch()
+    wait(run)
+    assert (run.status, run.results["y"]) == ("finished", 7)
 
 
 def test_a_run_survives_its_killed_client_and_can_be_fetched(

@@ -24,6 +24,7 @@ from nbdist.cluster.cluster import Cluster, set_current
 from nbdist.cluster.supervisor.client import CONTROLLER
 from nbdist.errors import FailedPreconditionError, NotFoundError, TaskDiedError, UnavailableError
 from nbdist.metrics.run_folder import read_run, run_folder
+from nbdist.run import remote
 from nbdist.run.attach import attach_run
 from nbdist.run.recovery.ownership import LOCK, Handover, OwnerLock, RunOwnership
 from nbdist.run.remote import EndedTasks, RemoteOutcomes
@@ -359,19 +360,61 @@ def test_the_outcome_of_a_worker_that_has_left_the_cluster_is_not_awaited(tmp_pa
     assert isinstance(outcomes.outcome(1), TaskDiedError)
 
 
-@pytest.mark.parametrize("owner_has_ended", [False, True])
-def test_a_run_whose_tasks_never_got_its_body_is_not_awaited(tmp_path: Path, owner_has_ended: bool) -> None:
-    class Reserved(EndedTasks):
-        def peer(self, rank: int) -> Any:
-            answer = Frame("run.outcome", {"state": "expired"})
-            return SimpleNamespace(call=lambda *given, **more: answer)
+class Reserved(EndedTasks):
+    """Tasks that are reserved, each with the answer to ``run.outcome`` and what its engine has returned."""
 
-    outcomes = RemoteOutcomes(
-        "r", tmp_path, Reserved(WORKERS), WORKERS, lambda rank, known: {}, lambda: owner_has_ended
-    )
-    assert outcomes.ready_ranks() == ([0, 1, 2] if owner_has_ended else [])
-    if owner_has_ended:
-        assert "run r has never begun" in str(outcomes.outcome(0))
+    def __init__(self) -> None:
+        super().__init__(WORKERS)
+        self.states = dict.fromkeys([0, 1, 2], "expired")
+        self.returned: dict[int, Any] = {}
+
+    def peer(self, rank: int) -> Any:
+        answer = Frame("run.outcome", {"state": self.states[rank]})
+        return SimpleNamespace(call=lambda *given, **more: answer)
+
+    def queue(self, rank: int) -> Any:
+        ready = lambda: [rank] if rank in self.returned else []
+        return SimpleNamespace(ready_ranks=ready, outcome=self.returned.get)
+
+
+@pytest.fixture
+def reserved(monkeypatch: pytest.MonkeyPatch) -> Reserved:
+    monkeypatch.setattr(remote, "POLL_SECONDS", 0.0)
+    return Reserved()
+
+
+def test_a_run_whose_tasks_never_got_its_body_is_not_awaited(tmp_path: Path, reserved: Reserved) -> None:
+    """Its body may be in the queues of the engines: only behind these it is known that it was not sent."""
+    outcomes = RemoteOutcomes("r", tmp_path, reserved, WORKERS, lambda rank, known: {}, queue=reserved.queue)
+    reserved.returned = {0: False, 1: False}
+    for _ in range(3):
+        assert outcomes.ready_ranks() == []
+    reserved.returned[2] = TimeoutError()
+    for _ in range(3):
+        assert outcomes.ready_ranks() == []
+    reserved.returned[2] = False
+    assert [outcomes.ready_ranks() for _ in range(2)][-1] == [0, 1, 2]
+    assert "run r has never begun" in str(outcomes.outcome(0))
+
+
+@pytest.mark.parametrize("elsewhere", ["coming", "owned"])
+def test_a_run_that_has_begun_or_has_an_owner_is_awaited(
+    tmp_path: Path, reserved: Reserved, elsewhere: str
+) -> None:
+    reserved.returned = dict.fromkeys([0, 1, 2], False)
+    if elsewhere == "coming":
+        reserved.states[1] = "coming"
+    queue = reserved.queue if elsewhere == "coming" else lambda rank: None
+    outcomes = RemoteOutcomes("r", tmp_path, reserved, WORKERS, lambda rank, known: {}, queue=queue)
+    for _ in range(4):
+        assert outcomes.ready_ranks() == []
+
+
+def test_an_expired_reservation_of_a_run_that_has_ended_is_not_awaited(
+    tmp_path: Path, reserved: Reserved
+) -> None:
+    outcomes = RemoteOutcomes("r", tmp_path, reserved, WORKERS, lambda rank, known: {})
+    assert outcomes.ready_ranks() == [0, 1, 2]
 
 
 def test_an_engine_that_is_not_there_hands_over_nothing() -> None:

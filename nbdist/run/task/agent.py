@@ -345,12 +345,13 @@ class Agent:
 
     def _outcome(self, frame: Frame, sender: Caller) -> Frame:
         run = frame.meta["run"]
+        state = self._state_without_body(run, "coming")  # first: the body's thread may end the run meanwhile
         found = self.cached_outcome.page(run, int(frame.meta.get("at", 0)))
-        return found or Frame("run.outcome", {"state": self._state_without_body(run, "coming")})
+        return found or Frame("run.outcome", {"state": state})
 
     def _state_without_body(self, run: str, awaited: str) -> str:
         """Return ``awaited`` for a run that is here, "expired" if its body has not come in time."""
-        if self._is_reserved(run) and self._busy() is None:
+        if self._busy() is None and self._is_reserved(run):  # in this order: a run that ends keeps neither
             return "expired"
         return awaited if self._is_here(run) else "unknown"
 
