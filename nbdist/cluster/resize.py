@@ -17,14 +17,11 @@ parameter servers, and the index after that of the last worker.
 from __future__ import annotations
 
 import secrets
-import signal
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from nbdist.cluster import task_setup as on_task
@@ -49,6 +46,7 @@ from nbdist.errors import (
     NbdistError,
     UnavailableError,
 )
+from nbdist.interrupts import HeldInterrupts
 from nbdist.numbers import is_whole
 from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.wire.rpc.frame import Frame
@@ -186,7 +184,7 @@ class Change(ABC):
         An interrupt is handled before or after. The supervisor's commit decides: a client that dies before it
         leaves the cluster as it was.
         """
-        with uninterrupted():
+        with HeldInterrupts():
             self._send_roster(roster, but)
             self._ask("commit", tasks=[info.to_dict() for info in roster])
             try:
@@ -247,23 +245,6 @@ class Change(ABC):
 def none_of(ranks: set[int], found: set[int] | None) -> bool:
     """Return whether ``found`` is known and has none of the ranks."""
     return found is not None and not ranks & found
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Delay an interrupt until the end of a short ``with`` block."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    received: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: received.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if received:
-            before(*received[-1])
 
 
 def check_unused(cluster: Cluster, tasks: Sequence[TaskInfo]) -> None:

@@ -8,13 +8,11 @@ that arrives ends the sleep (`WakeableSleep`), and the last messages are then po
 from __future__ import annotations
 
 import asyncio
-import signal
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 from nbdist.metrics.run_folder import sync_run
 from nbdist.run.control import RunControls
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 FIRST_SLEEP, SHORTEST_SLEEP, LONGEST_SLEEP = 0.01, 0.001, 0.07  # seconds
 BACKOFF = 1.5  # factor from one sleep to the next
 PROGRESS_SECONDS = 0.09  # between two updates of the view's progress; it draws ten times a second
-MOST_HELD = 2
 RESTART_SECONDS = 0.25  # in which the kernel's shutdown message follows its interrupt signal
 
 
@@ -159,43 +156,6 @@ class WakeableSleep:
             timer.cancel()
             self._wake_loop = lambda: None
             self._woken.clear()
-
-
-class HeldInterrupts:
-    """Counts interrupts of this process inside a ``with``: none ends a poll, or what is done at a run's end.
-
-    Where more than `MOST_HELD` are not taken, as where a poll hangs, the next one is raised all the same. On
-    another thread than the main one it does nothing: no interrupt comes there.
-
-    >>> with HeldInterrupts() as held:
-    ...     signal.raise_signal(signal.SIGINT)
-    ...     held.take(), held.take()
-    (1, 0)
-    """
-
-    def __init__(self) -> None:
-        self._came = 0
-        self._before: Any = None
-
-    def __enter__(self) -> Self:
-        main = threading.current_thread() is threading.main_thread()
-        if main and callable(signal.getsignal(signal.SIGINT)):
-            self._before = signal.signal(signal.SIGINT, self._hold)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-    def _hold(self, number: int, frame: FrameType | None) -> None:
-        self._came += 1
-        if self._came > MOST_HELD:
-            raise KeyboardInterrupt
-
-    def take(self) -> int:
-        """Return how many have come since the last call."""
-        came, self._came = self._came, 0
-        return came
 
 
 class InterruptDebounce:

@@ -27,6 +27,7 @@ from nbdist.errors import (
     InvalidArgumentError,
     NbdistError,
 )
+from nbdist.interrupts import HeldInterrupts
 from nbdist.metrics.run_folder import RunFile, read_run, write_run
 from nbdist.metrics.store import RunStore, training_seconds
 from nbdist.metrics.table import every_point, table
@@ -36,7 +37,7 @@ from nbdist.run import finish
 from nbdist.run.body_error import Hint
 from nbdist.run.control import KEPT_SECONDS, RunControls
 from nbdist.run.devices import ReplicaDevice, replica_devices, trained_on
-from nbdist.run.follow import HeldInterrupts, InterruptDebounce, RunFollower, View
+from nbdist.run.follow import InterruptDebounce, RunFollower, View
 from nbdist.run.followed import FollowedRun, RunEvents
 from nbdist.run.history import Labelled
 from nbdist.run.membership import MembershipRules
@@ -143,6 +144,20 @@ class Run(Labelled):
         self._thread: threading.Thread | None = None
         self._left, self._has_ended = threading.Event(), threading.Event()
         self._shown_notes, self._is_to_train = 0, rules.trains
+        # The steps of the end, each of which is begun once. `over` is true between the two lists: a cell that
+        # waits for it finds the results.
+        self._steps_before: list[Callable[[], object]] = [
+            self._take_results,
+            lambda: self.deliver(self),
+        ]
+        self._steps_after: list[Callable[[], object]] = [
+            self._note_end,
+            lambda: finish.release(self._followed, self._cluster.tasks),
+            self._at_end,
+            self._write_end,
+            self._show_end,
+            self._has_ended.set,
+        ]
 
     @property
     def outcomes(self) -> dict[int, dict[str, Any]]:
@@ -281,27 +296,32 @@ class Run(Labelled):
     def wait(self) -> Run:
         """Wait until the run has ended and return it; an interrupt stops it. Raises the run's error.
 
-        An interrupt while another thread fetches the results of a run that has ended ends the wait.
+        An interrupt while the results of a run that has ended are fetched ends the wait. One that comes too
+        late to stop the run is raised at its end.
         """
+        interrupt: BaseException | None = None
         with HeldInterrupts() as held:
             while not self.settled:
                 try:
                     if not self.over:
                         self._debounce.raise_if_ending()
                     self._sleep_and_poll()
-                    came = held.take()
-                except KeyboardInterrupt:
-                    if self._debounce.is_ending:
-                        raise
-                    came = 1
-                if came and self.over and not self.settled:
-                    raise KeyboardInterrupt(
-                        f"run {self.id} has ended ({self.status}), and its results are still being fetched: "
-                        "wait() waits for them"
-                    )
-                for _ in range(came):
-                    self.debounce_interrupt()
-        return self._conclude()
+                    held.deliver()
+                except KeyboardInterrupt as error:
+                    interrupt = self._take(error)
+        return self._conclude(interrupt)
+
+    def _take(self, interrupt: BaseException) -> BaseException:
+        """Have an interrupt of a wait stop the run, or raise it where it ends the wait; return it."""
+        self._debounce.raise_if_ending()
+        if self.over and not self.settled:
+            raise KeyboardInterrupt(
+                f"run {self.id} has ended ({self.status}), and its results are still being fetched: "
+                "wait() waits for them"
+            )
+        if not self.over:
+            self.debounce_interrupt()
+        return interrupt
 
     def wait_until(self, step: int, timeout: float | None = None) -> Run:
         """Wait until the run has made so many updates, and return it; the run continues.
@@ -347,17 +367,18 @@ class Run(Labelled):
 
     async def follow(self) -> Run:
         """Wait like :meth:`wait`, on the event loop."""
-        while not self.over:
+        interrupt: BaseException | None = None
+        while not self.settled:
             self._debounce.raise_if_ending()
             try:
                 await self.follow_quietly()
-            except (KeyboardInterrupt, asyncio.CancelledError):
-                self.debounce_interrupt()
-        return self._conclude()
+            except (KeyboardInterrupt, asyncio.CancelledError) as error:
+                interrupt = self._take(error)
+        return self._conclude(interrupt)
 
     async def follow_quietly(self) -> None:
         """Poll on the event loop until the run has ended or this process ends; does not raise its error."""
-        while not (self.over or self._debounce.is_ending):
+        while not (self.settled or self._debounce.is_ending):
             await self._follower.sleep_on_loop()
             self.poll()
 
@@ -413,7 +434,7 @@ class Run(Labelled):
     @property
     def settled(self) -> bool:
         """Whether the run has ended and its results are fetched and shown."""
-        return self.over and (self._has_ended.is_set() or not self._is_followed_elsewhere())
+        return self._has_ended.is_set()
 
     @property
     def trains(self) -> bool:
@@ -593,20 +614,19 @@ class Run(Labelled):
     def poll(self) -> bool:
         """Receive, send and check everything once, without waiting; return whether the run has ended.
 
-        An interrupt is raised when that is done.
+        An interrupt is handled when that is done.
         """
-        if self.over:
-            return True
-        if self._is_followed_elsewhere():
-            return False
-        with HeldInterrupts() as held:
+        if self.settled or self._is_followed_elsewhere():
+            return self.over
+        with HeldInterrupts():
+            if self.over:  # an interrupt has cut off its end
+                self._finish()
+                return True
             if self._debounce.is_due():
                 self.interrupt()
             self.becomes_owner()
             if self._follower.poll() and self._is_end_known():
                 self._finish()
-        if held.take():
-            raise KeyboardInterrupt
         return self.over
 
     def _is_end_known(self) -> bool:
@@ -648,8 +668,15 @@ class Run(Labelled):
     # The end.
 
     def _finish(self) -> None:
-        if self.over:
-            return
+        """End the run. Where an interrupt cuts off a step that hangs, the next call goes on with the next."""
+        while self._steps_before:
+            self._steps_before.pop(0)()
+        if not self.over:
+            self._judge()
+        while self._steps_after:
+            self._steps_after.pop(0)()
+
+    def _take_results(self) -> None:
         chief = finish.chief_of(self.members.infos, self.outcomes)
         found, left = finish.fetched(self.outcomes.get(chief.rank) or {}, chief.name)
         self.results.update(found)
@@ -658,17 +685,20 @@ class Run(Labelled):
         self.history = finish.history_of(self.results)
         self.model, said = finish.model_of(self.outcomes.get(chief.rank) or {}, self.results)
         self.notes += filter(None, [said])
-        self.deliver(self)  # before `over` is true: a cell that waits for `over` then finds the results
+
+    def _judge(self) -> None:
         self._followed.error, self.status = finish.verdict(
             self._record, self.outcomes, self.error, self._followed.interrupted, self._is_to_train
         )
+
+    def _note_end(self) -> None:
         self._last = self._standing_at_end()
         uneven = uneven_data(self._last.replicas, self.tasks, self.status)
         differ = finish.differing_weights(self.outcomes) if self.status == "finished" else ""
         unused = finish.unused_flags(self.options, self.outcomes) if self.status == "finished" else ""
         self.notes += filter(None, [self._last.apart, uneven, differ, unused])
-        finish.release(self._followed, self._cluster.tasks)
-        self._at_end()
+
+    def _write_end(self) -> None:
         if self._monitor.stuck and str(self.error) != self._monitor.stuck:
             self.notes.append(self._monitor.stuck)
         if self._record.status not in finish.ENDED:
@@ -678,9 +708,10 @@ class Run(Labelled):
                 self.notes.append(f"run.json could not be written: {error}")
         if self._ownership is not None:
             self._ownership.end()
+
+    def _show_end(self) -> None:
         self._follower.show(lambda view: view.progress(self.standing()))
         self._follower.show(lambda view: view.end(self))
-        self._has_ended.set()
 
     def _place(self, info: TaskInfo) -> None:
         """Count a worker that was added among the run's tasks."""
@@ -725,11 +756,13 @@ class Run(Labelled):
         self._shown_notes = len(self.notes)
         return new
 
-    def _conclude(self) -> Run:
+    def _conclude(self, interrupt: BaseException | None) -> Run:
         for note in self.new_notes():
             print(note)
         if self.error is not None:
             raise self.error
+        if interrupt is not None and self.status != "stopped":
+            raise interrupt
         return self
 
     def standing(self) -> Standing:

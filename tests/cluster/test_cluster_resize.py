@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from typing import Any
 
 import pytest
 
-from nbdist.cluster.resize import check_more, last_workers, plan_more, uninterrupted
+from nbdist.cluster.resize import check_more, last_workers, plan_more
 from nbdist.cluster.resources import (
     MEMORY_VARIABLE,
     MOST_TASKS,
@@ -82,21 +80,3 @@ def test_a_loaded_blas_changes_its_number_of_threads() -> None:
     finally:
         set_blas_threads(before)
     assert blas_threads() == before
-
-
-def test_an_interrupt_is_delayed() -> None:
-    done: list[object] = []
-
-    def interrupted() -> None:
-        with uninterrupted():
-            signal.raise_signal(signal.SIGINT)
-            done.append("all")
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert done == ["all"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    thread = threading.Thread(target=lambda: done.append(uninterrupted().__enter__()))
-    thread.start()
-    thread.join()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +14,16 @@ from typing import Any
 import pytest
 from waiting import PATIENCE, limit
 
+from nbdist import interrupts
 from nbdist.metrics.run_folder import RunFile, read_run, run_folder, write_run
 from nbdist.run import follow
-from nbdist.run.follow import RESTART_SECONDS, HeldInterrupts
+from nbdist.run.follow import RESTART_SECONDS
 from nbdist.run.membership import MembershipRules
 from nbdist.run.options import Options
 from nbdist.run.remote import EndedTasks
 from nbdist.run.run import Run
 from nbdist.runtime.task import TaskInfo
+from nbdist.ui import api
 
 WORKER = TaskInfo("worker", 0, 0, "", 0, "", "", 0)
 
@@ -96,14 +99,14 @@ def signalled() -> None:
 @pytest.mark.parametrize(
     ("at", "follows"),
     [
-        *((at, False) for at in ("raise_if_ending", "is_due", "becomes_owner", "interrupt", "deliver")),
-        *((at, True) for at in ("is_due", "becomes_owner", "deliver")),
+        *((at, False) for at in ("raise_if_ending", "is_due", "becomes_owner", "interrupt")),
+        *((at, True) for at in ("is_due", "becomes_owner")),
     ],
 )
 def test_an_interrupt_at_any_point_of_a_wait_stops_the_run(
     run: Run, body: Body, at: str, follows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a wait's loop, in a poll, and while the run is being ended: all of it is done."""
+    """In a wait's loop, in a poll, and while it is being stopped."""
     of = run._debounce if at in ("raise_if_ending", "is_due") else run
     once, original = [signalled], getattr(of, at)
 
@@ -113,7 +116,7 @@ def test_an_interrupt_at_any_point_of_a_wait_stops_the_run(
         return original(*given)
 
     def end_when_asked() -> None:
-        body.ended = at == "deliver" or asked_to_stop(run)
+        body.ended = asked_to_stop(run)
         body.then.append(end_when_asked)
 
     monkeypatch.setattr(of, at, interrupted)
@@ -122,17 +125,91 @@ def test_an_interrupt_at_any_point_of_a_wait_stops_the_run(
     before = signal.getsignal(signal.SIGINT)
     asyncio.run(run.follow()) if follows else run.wait()
     assert signal.getsignal(signal.SIGINT) is before
-    assert read_run("interrupted").status == run.status == ("finished" if at == "deliver" else "stopped")
+    assert read_run("interrupted").status == run.status == "stopped"
 
 
-def test_a_poll_that_hangs_can_be_interrupted(run: Run, body: Body) -> None:
-    body.then = [lambda: [signalled() for _ in range(3)], body.end]
-    run.wait()
-    assert run.status == "stopped"
-    with HeldInterrupts():
-        signalled(), signalled()
-        with pytest.raises(KeyboardInterrupt):
-            signalled()
+@pytest.mark.parametrize("follows", [False, True])
+def test_an_interrupt_that_comes_too_late_is_raised_when_all_is_done(
+    run: Run, body: Body, follows: bool
+) -> None:
+    run.deliver = lambda run: signalled()
+    body.end()
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(run.follow()) if follows else run.wait()
+    assert read_run("interrupted").status == run.status == "finished"
+
+
+def test_an_interrupt_whose_run_ends_before_it_counts_is_raised(run: Run, body: Body) -> None:
+    run.process_ends = lambda: False
+    body.then = [signalled, body.end]
+    with pytest.raises(KeyboardInterrupt):
+        run.wait()
+    assert (run.status, asked_to_stop(run)) == ("finished", False)
+
+
+def test_three_interrupts_of_a_slow_end_cut_nothing_off(run: Run, body: Body) -> None:
+    delivered: list[Run] = []
+
+    def deliver(run: Run) -> None:
+        signalled(), signalled(), signalled()
+        delivered.append(run)
+
+    run.deliver = deliver
+    body.end()
+    with pytest.raises(KeyboardInterrupt):
+        run.wait()
+    assert read_run("interrupted").status == "finished"
+    assert (run.wait(), delivered) == (run, [run])
+
+
+@pytest.mark.parametrize("hangs", ["deliver", "_at_end"])
+def test_an_end_that_hangs_can_be_interrupted_and_goes_on(
+    own_home: Path, run: Run, body: Body, hangs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupts, "HELD_SECONDS", 0.0)
+    begun: list[str] = []
+
+    def hang(*run: Run) -> None:
+        begun.append(hangs)
+        signalled(), signalled(), signalled()
+        pytest.fail("it hangs")
+
+    made = Run(
+        EndedTasks([WORKER]), read_run("interrupted"), run.folder, [WORKER],
+        MembershipRules.of(Options(), 1, 0), body, **({"at_end": hang} if hangs == "_at_end" else {}),
+    )  # fmt: skip
+    if hangs == "deliver":
+        made.deliver = hang
+    body.end()
+    with suppress(KeyboardInterrupt):
+        made.wait()
+    made.wait()
+    assert (begun, made.settled) == ([hangs], True)
+    assert read_run("interrupted").status == made.status
+
+
+def test_a_users_own_handler_gets_the_interrupts_of_a_wait(run: Run, body: Body) -> None:
+    handled: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: handled.append(number))
+    try:
+        body.then = [signalled, lambda: None, signalled, body.end]
+        run.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (handled, run.status, asked_to_stop(run)) == ([signal.SIGINT] * 2, "finished", False)
+
+
+def test_an_interrupt_within_a_poll_in_the_background_cancels_the_cell(run: Run, body: Body) -> None:
+    """A cell that awaits has a handler that cancels it: `asyncio.run` has such a one, as ipykernel has."""
+
+    async def cell() -> None:
+        background = asyncio.ensure_future(api._follow(run))
+        await asyncio.shield(background)
+
+    body.then = [signalled, *[lambda: None] * 3, body.end]
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(cell())
+    assert not asked_to_stop(run)
 
 
 def test_an_interrupt_while_results_are_fetched_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
