@@ -201,6 +201,26 @@ net(torch.ones(4, 2)).sum().backward(); optimizer.step()
     assert (untrained.model, untrained.notes) == (None, [])
 
 
+def test_an_unfinished_module_ends_no_plain_cell(begin: Callable[..., Run]) -> None:
+    body = """
+import torch
+class Unfinished(torch.nn.Module):
+    def __init__(self):
+        kept.append(self)
+        raise ValueError("the user's own, before super().__init__()")
+kept, net = [], torch.nn.Linear(2, 1)
+try:
+    Unfinished()
+except ValueError:
+    pass
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+net(torch.ones(4, 2)).sum().backward(); optimizer.step()
+"""
+    run = begin(body, on="worker:0").wait()
+    assert run.notes == ["run.model is net, which the body has trained"]
+    begin("kept.clear()", on="worker:0").wait()
+
+
 def test_fully_sharded_modules_train(begin: Callable[..., Run]) -> None:
     run = begin(
         """

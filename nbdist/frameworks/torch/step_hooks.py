@@ -187,10 +187,10 @@ class TorchOptimizers:
 
 def modules_trained_by(optimizers: Iterable[Optimizer]) -> list[TorchModule]:
     """Return the modules that optimizers train; none if they are sharded, or parameters of no modules."""
-    parameters = [parameter for one in optimizers for parameter in parameters_of(one)]
     try:
+        parameters = [parameter for one in optimizers for parameter in parameters_of(one)]
         return models_of(parameters) if parameters else []
-    except FailedPreconditionError:
+    except Exception:  # it only names a model: no foreign object is to end a body that has trained
         return []
 
 
@@ -208,18 +208,21 @@ def models_of(parameters: Iterable[Any]) -> list[TorchModule]:
     from torch.nn import Module, ModuleDict
     from torch.nn.parallel import DistributedDataParallel
 
+    def held(module: TorchModule, kind: str) -> list[Any]:  # none by one whose __init__ never ran
+        return list((vars(module).get(kind) or {}).values())
+
     wanted = {id(parameter): number for number, parameter in enumerate(parameters)}
     every: list[TorchModule] = [one for one in gc.get_objects() if Module in type(one).__mro__]
-    holders = [one for one in every if any(id(p) in wanted for p in one._parameters.values())]
+    holders = [one for one in every if any(id(p) in wanted for p in held(one, "_parameters"))]
     sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())  # its import takes 0.6 s
-    if any(isinstance(p, sharded) for one in holders for p in one._parameters.values()):
+    if any(isinstance(p, sharded) for one in holders for p in held(one, "_parameters")):
         raise FailedPreconditionError(
             "the parameters are sharded between the ranks (FSDP), and one rank writes a checkpoint that is "
             "asked for: save them in the loop with torch.distributed.checkpoint, on all ranks"
         )
     parents: dict[int, list[TorchModule]] = {}
     for one in every:
-        for child in one._modules.values():
+        for child in held(one, "_modules"):
             parents.setdefault(id(child), []).append(one)
 
     def outermost(module: TorchModule) -> Iterator[TorchModule]:
