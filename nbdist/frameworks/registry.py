@@ -46,7 +46,7 @@ class FrameworkSpec:
     - ``state_of``: copies of a model's weights by name; InvalidArgumentError says why there are none
     - ``take``: gives a model these weights, if they fit; returns whether they do
     - ``array_of``: an array as one of NumPy; InvalidArgumentError says why there is none
-    - ``unwrapped``: the model inside of what distributes it; ``trainings``: how often ``fit`` has trained one
+    - ``unwrapped``: the model inside of what distributes it
     - ``read_trial``: the weights by name in what a trial has kept
     - ``can_promote``: whether a trial continues from what it has kept, and does not begin anew
     - ``serve``: what a task's Server answers for it; None for nothing
@@ -63,7 +63,6 @@ class FrameworkSpec:
     take: Callable[[Any, Weights], bool] = lambda model, weights: False
     array_of: Callable[[Any], Array] = lambda value: value
     unwrapped: Callable[[Any], Any] = lambda model: model
-    trainings: Callable[[Any], int] = lambda model: 0
     read_trial: Callable[[Path], Weights] = trial_state.read_model
     can_promote: Callable[[Path], bool] = lambda path: True
     serve: Callable[[Server], RunService] | None = None
@@ -84,24 +83,13 @@ def _take_keras(model: Any, weights: Weights) -> bool:
     return take_weights(model, weights)
 
 
-def _trainings_of_keras(model: Any) -> int:
-    optimizer = getattr(model, "optimizer", None)  # counts the updates of Keras's own fit
-    return weights.trainings_of(model) + (0 if optimizer is None else int(optimizer.iterations))
-
-
 def _array_of_jax(value: Any) -> Array:
     from nbdist.frameworks.jax.tree import array_of
 
     return array_of(value)
 
 
-KERAS = FrameworkSpec(
-    "keras",
-    model=("keras", "Model"),
-    state_of=_state_of_keras,
-    take=_take_keras,
-    trainings=_trainings_of_keras,
-)
+KERAS = FrameworkSpec("keras", model=("keras", "Model"), state_of=_state_of_keras, take=_take_keras)
 TORCH = FrameworkSpec(
     "torch",
     launcher=Torch,
@@ -111,7 +99,6 @@ TORCH = FrameworkSpec(
     take=weights.take_weights,
     array_of=weights.array_of,
     unwrapped=weights.unwrapped,
-    trainings=weights.trainings_of,
     can_promote=trial_state.has_place,
     serve=StoreService,
     launcher_errors=("environment variable RANK expected", "environment variable WORLD_SIZE expected"),

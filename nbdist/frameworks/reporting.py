@@ -138,6 +138,7 @@ def _keras(module: ModuleType, patches: Patches) -> None:
 
         def on_train_begin(self, logs: Any = None) -> None:
             progress, steps = current().progress, self.params.get("steps")
+            current().note_fit(getattr(self, "_model", None))
             progress.epochs = self.params.get("epochs")
             progress.total = progress.step + steps * progress.epochs if steps and progress.epochs else None
 

@@ -40,9 +40,10 @@ def changes_of_plain_cells(context: Context) -> dict[str, Change]:
 
     def keras_callbacks(module: ModuleType, patches: Patches) -> None:
         def make(original: Any) -> Any:
-            def begin(*args: Any, **options: Any) -> None:
+            def begin(callbacks: Any, *args: Any, **options: Any) -> None:
                 apart.see_plain()
-                original(*args, **options)
+                context.note_fit(getattr(callbacks, "_model", None))
+                original(callbacks, *args, **options)
 
             return begin
 

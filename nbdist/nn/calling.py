@@ -137,6 +137,7 @@ class ModelCalls:
                     }
                 )
         model.trainings += 1
+        current().note_fit(model)
         found = ModelCopy(held, seed_of(model.seed), model.trainings)
         if graph.owner is not None and store is None:
             graph.owner.host_values.update(zip(found.variables, model.weights, strict=True))

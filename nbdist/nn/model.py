@@ -252,6 +252,7 @@ class Model(KerasAttributes):
 
             check = validate
         self.trainings += 1
+        current().note_fit(self)
         objective.training = self.trainings
         objective.seed = calling.seed_of(self.seed)
         with use_here(self._made_in or current()):

@@ -20,6 +20,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
 
 from nbdist.checkpoint.tensor_file import write_tensors
 from nbdist.data import Dataset
@@ -356,6 +357,8 @@ class Context:
     """The framework by whose own calls the body is distributed (``--framework``), if it is."""
     trainer: str = ""
     """What makes the steps of a framework's training, as far as known; see `nbdist.frameworks.apart`."""
+    fitted: WeakValueDictionary[int, Any] = field(default_factory=WeakValueDictionary)
+    """The models that a ``fit`` has trained, by id: a foreign model need not have a hash."""
     trained: Callable[[], Sequence[Any]] | None = None
     """Returns the modules that a framework's own loop has trained; None where nothing knows them."""
     weights: Callable[[], list[tuple[float, float]]] | None = None
@@ -400,6 +403,15 @@ class Context:
         progress = self.progress
         step = progress.global_step if progress.by_updates else progress.step
         return step if step or self.trainings else None
+
+    def note_fit(self, model: Any) -> None:
+        """Note that a ``fit`` trains a model."""
+        with contextlib.suppress(TypeError):  # None, or a class without weak references
+            self.fitted[id(model)] = model
+
+    def has_fitted(self, model: Any) -> bool:
+        """Return whether a ``fit`` has trained a model in this context."""
+        return self.fitted.get(id(model)) is model
 
     def answer_checkpoint(self, number: int, step: int, save: Save, begun: float) -> None:
         """Write the checkpoint that was asked for by ``number``, and report it; a failure ends nothing.
@@ -468,7 +480,7 @@ class Context:
         It shares the control, what the user asked for, the data tasks, the states to continue from and the
         devices that were used. ``own`` are its other fields.
         """
-        names = ("control", "seed", "options", "states", "on_error", "devices", "serve")
+        names = ("control", "seed", "options", "states", "on_error", "devices", "serve", "fitted")
         shared = {name: getattr(self, name) for name in names}
         return Context(**{**shared, "quiet": True, "is_chief": False, **own})
 

@@ -7,6 +7,7 @@ Keras has one backend in a process; a body that wants another one imports Keras 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -304,6 +305,28 @@ def test_a_precision_that_would_be_dropped_is_refused(cluster: Cluster, backend:
     options = Options(strategy="multi_worker", on="worker:0", precision="mixed_float16")
     with pytest.raises(WorkerError, match=r"drop it, and make the model with the dtype policy"):
         start_run(text, options, cluster=cluster).wait()
+
+
+@pytest.mark.parametrize("backend", ["torch"])
+def test_a_model_is_asked_for_no_optimizer_of_keras(cluster: Cluster, backend: str, tmp_path: Path) -> None:
+    made = f"""
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.kernel = keras.layers.Dense(1)
+        self.optimizer = dict(rate=0.1)
+    def call(self, x):
+        return self.kernel(x)
+own, net = Own(), make()
+own(x)
+net.fit(x, y, **how)
+net.save({str(tmp_path / "net.keras")!r})
+"""
+    run = start_run(body(backend, SGD, made), Options(on="worker:0"), cluster=cluster).wait()
+    assert run.notes == ["run.model is net, which the body has trained"]
+    read = f"read = keras.models.load_model({str(tmp_path / 'net.keras')!r})\nloss = read.evaluate(x, y)"
+    run = start_run(read, Options(on="worker:0"), cluster=cluster).wait()
+    assert (run.model, run.notes) == (None, [])  # its file counts the steps of another process
 
 
 OWN = {

@@ -221,6 +221,23 @@ net(torch.ones(4, 2)).sum().backward(); optimizer.step()
     begin("kept.clear()", on="worker:0").wait()
 
 
+def test_models_of_fit_and_of_an_own_loop_are_both_named(begin: Callable[..., Run]) -> None:
+    body = """
+import torch, numpy as np
+net = nb.nn.Sequential([nb.nn.Dense(1)])
+net.compile("sgd", "mse")
+net.fit(np.ones((8, 2)), np.zeros((8, 1)))
+probe = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(probe.parameters(), lr=0.1)
+probe(torch.ones(4, 2)).sum().backward(); optimizer.step()
+"""
+    run = begin(body, on="worker:0").wait()
+    assert run.model is None
+    assert run.notes == ["run.model is None: the body has trained net, probe, as run.results['net']"]
+    again = begin("before, other = net, 1", on="worker:0").wait()
+    assert (again.model, again.notes) == (None, [])  # another body has trained it
+
+
 def test_fully_sharded_modules_train(begin: Callable[..., Run]) -> None:
     run = begin(
         """

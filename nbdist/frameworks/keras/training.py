@@ -21,7 +21,6 @@ from nbdist.frameworks.keras.data import training_data
 from nbdist.frameworks.keras.data import validation_data as held_out_data
 from nbdist.frameworks.keras.model import KERAS_MODELS
 from nbdist.frameworks.keras.optimizers import clipping, scheduled_rate, translated
-from nbdist.frameworks.torch.weights import count_training
 from nbdist.frameworks.trainable import require_float32, require_strategy
 from nbdist.graph.backend import Array
 from nbdist.train.callbacks import Callback, History
@@ -97,7 +96,7 @@ def fit(
     adapters = [KerasCallbacks(trained, theirs, epochs, sets_rate=rate_at is None)] if theirs else []
     try:
         with use_here(context):
-            count_training(model)
+            context.note_fit(model)
             return train(
                 trained,
                 batches.dataset,

@@ -31,7 +31,6 @@ from nbdist.frameworks.torch.counting import check_own_loss
 from nbdist.frameworks.torch.data import training_data
 from nbdist.frameworks.torch.model import TorchModel
 from nbdist.frameworks.torch.optimizers import GroupRates, translated
-from nbdist.frameworks.torch.weights import count_training
 from nbdist.frameworks.trainable import require_float32
 from nbdist.runtime.ps.client import StepStopped, TrainingOver
 from nbdist.train.boundary import check_policy, square_sum
@@ -113,7 +112,7 @@ def wrap(
             return
         batches = Batches(training, trainable, optimizer)
         stack.enter_context(replaced_step(optimizer, batches))
-        count_training(model)
+        context.note_fit(model)
         with suppress(LoopStopped), checked_shares(context, optimizer):
             yield batches
         training.finish()

@@ -18,7 +18,6 @@ from nbdist.frameworks.torch.data import training_data
 from nbdist.frameworks.torch.model import Step, TorchModel, modes_kept
 from nbdist.frameworks.torch.optimizers import translated
 from nbdist.frameworks.torch.schedulers import Plateau, ScheduledRates, checked_scheduler
-from nbdist.frameworks.torch.weights import count_training
 from nbdist.graph.backend import Array
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import current, use_here
@@ -179,7 +178,7 @@ def fit(
         assert held_out is not None
         return trainable.evaluate(values, held_out.dataset, held_out.opened)
 
-    count_training(model)
+    context.note_fit(model)
     try:
         with use_here(context), modes_kept(model):
             if not model.training:  # else a part in evaluation mode, such as a frozen BatchNorm, stays in it

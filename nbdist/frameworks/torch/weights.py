@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -21,9 +20,6 @@ from nbdist.checkpoint.tensor_file import write_tensors
 from nbdist.draft import draft_of
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import Array
-
-_trainings: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""How often ``fit`` has trained each module of this process."""
 
 
 class ModelArray(np.ndarray[Any, Any]):
@@ -122,13 +118,3 @@ def array_of(value: Any) -> Array:
             raise InvalidArgumentError("NumPy has no bfloat16: convert it, by float().numpy()") from None
         raise InvalidArgumentError(f"it cannot be an array of NumPy: {error}") from None
     return array
-
-
-def count_training(module: Any) -> None:
-    """Note that a module was trained once more."""
-    _trainings[module] = trainings_of(module) + 1
-
-
-def trainings_of(module: Any) -> int:
-    """Return how often ``fit`` has trained a module in this process."""
-    return _trainings.get(module, 0)

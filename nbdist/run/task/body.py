@@ -180,7 +180,7 @@ def perform(
     context, control = live.context, live.context.control
     progress, fetch = context.progress, spec.options.fetch
     outcome: dict[str, Any] = {"rank": here.task.rank, "task": here.task.name}
-    code = Code(spec.run, fetch, body, spec.names, spec.first_line) if isinstance(body, str) else None
+    code = Code(context, fetch, body, spec.names, spec.first_line) if isinstance(body, str) else None
     stack = ExitStack()
     try:
         with environment:
@@ -473,12 +473,13 @@ def trained_model(context: contexts.Context, found: Mapping[str, Any]) -> dict[s
     names = {
         name: value
         for name, value in found.items()
-        if _is_model(value) and (unwrapped(value) in modules if modules else times_trained(value))
+        if _is_model(value)
+        and (context.has_fitted(value) or any(unwrapped(value) is module for module in modules))
     }
     firsts: dict[int, str] = {}
     for name, value in names.items():
         firsts.setdefault(id(unwrapped(value)), name)
-    if len(modules or firsts) != 1:
+    if len({*map(id, modules), *firsts}) != 1:
         return {"several": [*firsts.values()]} if len(firsts) > 1 else None
     if names:  # the module itself rather than what wraps it
         return {"name": min(names, key=lambda name: names[name] is not unwrapped(names[name]))}
@@ -540,25 +541,24 @@ class Code:
 
     def __init__(
         self,
-        run: str,
+        context: contexts.Context,
         fetch: Sequence[str],
         source: str,
         names: Mapping[str, Any] | None = None,
         first_line: int = 1,
     ) -> None:
-        self._run, self._fetch, self._source, self._names = run, fetch, source, names
+        self._context, self._fetch, self._source, self._names = context, fetch, source, names
         self._first_line = first_line
         shell = _shell()
         self._namespace: dict[str, Any] = {"__name__": "__main__"} if shell is None else shell.user_ns
         if names is not None:
             self._namespace = dict(self._namespace)
         self._before: dict[str, Any] = {}
-        self._trainings: dict[str, int] = {}  # that models had behind them before, by name
 
     def run(self) -> dict[str, Any]:
         """Run it; return what it defined, by name."""
         self._namespace.update(self._names or {})
-        namespace, file = self._namespace, filename(self._run)
+        namespace, file = self._namespace, filename(self._context.run)
         source = as_python(self._source, self._first_line)
         # With the body's lines, tracebacks show them.
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
@@ -566,7 +566,6 @@ class Code:
         tree = ast.parse(source, file)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         self._before = {name: namespace.get(name) for name in assigned_names(tree)}
-        self._trainings = {name: times_trained(model) for name, model in models_in(namespace)}
         wanted = {*self._fetch, *(certain_names(tree) | set(USUAL_NAMES)) & set(self._before)}
         began = time.perf_counter()
         with EventLoop() as loop:
@@ -593,10 +592,8 @@ class Code:
         """
         there = {name: self._namespace[name] for name in self._before if name in self._namespace}
         found = {name: value for name, value in there.items() if value is not self._before[name]}
-        for name, model in models_in(self._namespace):
-            if times_trained(model) > self._trainings.get(name, times_trained(model)):
-                found[name] = model
-        return found
+        trained = {n: model for n, model in models_in(self._namespace) if self._context.has_fitted(model)}
+        return found | trained
 
 
 TIME = "%%time"
@@ -693,12 +690,6 @@ def models_in(namespace: Mapping[str, Any]) -> list[tuple[str, Any]]:
         for name, value in list(namespace.items())
         if issubclass(type(value), kinds) and not name.startswith("_")
     ]
-
-
-def times_trained(model: Any) -> int:
-    """Return how often ``fit`` has trained a model, of nbdist or of a framework."""
-    framework = framework_of(model)
-    return model.trainings if framework is None else framework.trainings(model)
 
 
 def filename(run: str) -> str:
