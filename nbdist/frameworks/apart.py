@@ -6,7 +6,8 @@ A body makes its process group itself, so only its steps show whether there is o
 the reporters of `nbdist.frameworks.reporting`; each kind of trainer has its own remedy. The client counts the
 ranks (`nbdist.run.progress.trained_apart`).
 
-A plain cell, without ``--framework``, trains each worker alone (`see_plain`).
+A plain cell, without ``--framework``, trains each worker alone (`see_plain`), unless nbdist trains in it:
+that is known at its end (`settle_plain`). A loop of JAX has no step that can be seen: it logs losses.
 
 Objects that keep a process group (an Accelerator, a DistributedDataParallel) outlive the cell that made them,
 and the group does not. `changes` refuses them by name, and has the TrainingArguments of an earlier cell look
@@ -19,13 +20,13 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
-from types import ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from nbdist.errors import FailedPreconditionError
 from nbdist.frameworks.patches import Change, Patches
-from nbdist.train.context import current
+from nbdist.train.context import Context, current
 
 REMEDIES = {
     "torch": "call torch.distributed.init_process_group() and wrap the model in DistributedDataParallel",
@@ -58,12 +59,16 @@ def see_step(trainer: str) -> None:
     context.progress.apart = REMEDIES.get(trainer) or _lightning_remedy()
 
 
-def see_plain() -> None:
-    """Note that a plain cell trains this rank alone, unless a strategy or a session trains in it."""
-    context = current()
-    by_nbdist = context.trainings or context.progress.sessions
-    if context.world.size > 1 and not by_nbdist and not in_group() and not in_group("jax"):
-        context.progress.apart = context.progress.apart or REMEDIES["plain"]
+def see_plain(context: Context) -> None:
+    """Note that a plain cell makes a step of a framework's training, unless it has a process group."""
+    context.alone = context.alone or not (in_group() or in_group("jax"))
+
+
+def settle_plain(context: Context) -> None:
+    """Note that a plain cell has trained this rank alone, unless nbdist has trained or exchanged anything."""
+    by_nbdist = context.trainings or context.progress.sessions or context.world.formed
+    if context.alone and context.world.size > 1 and not by_nbdist:
+        context.progress.apart = REMEDIES["plain"]
 
 
 def see_log(values: Mapping[str, float]) -> None:
@@ -73,8 +78,37 @@ def see_log(values: Mapping[str, float]) -> None:
 
 
 def has_loss(values: Mapping[str, float]) -> bool:
-    """Return whether what a loop logs says that it trains."""
-    return any("loss" in name for name in values)
+    """Return whether what a loop logs says that it trains.
+
+    >>> has_loss({"train/loss": 0.5}), has_loss({"val_loss": 0.5})
+    (True, False)
+    """
+    return any("loss" in name and not name.startswith(("val", "test", "eval")) for name in values)
+
+
+def computes_with(package: str) -> bool:
+    """Return whether the code around this call, outside of nbdist, names something of a package.
+
+    That is a module or a function of the package, or an object of a class of it, such as an array.
+    """
+    roots = package, f"{package}lib"
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code, around = frame.f_code, frame.f_globals
+        if not str(around.get("__name__", "")).startswith("nbdist."):
+            known = {**around, **frame.f_locals}
+            names = {*code.co_names, *code.co_varnames, *code.co_freevars} & known.keys()
+            if any(_module_of(known[name]).partition(".")[0] in roots for name in names):
+                return True
+        frame = frame.f_back
+    return False
+
+
+def _module_of(value: Any) -> str:
+    """Return the name of a module, or of the one that a value is from, without asking a foreign object."""
+    if type(value) is ModuleType:
+        return value.__name__
+    return str(value.__module__ if type(value) is FunctionType else type(value).__module__)
 
 
 def in_group(trainer: str = "torch") -> bool:
@@ -86,10 +120,13 @@ def in_group(trainer: str = "torch") -> bool:
     False
     """
     if trainer == "torch":
-        distributed = sys.modules.get("torch.distributed")
-        return bool(distributed and distributed.is_initialized() and distributed.get_world_size() > 1)
+        distributed: Any = sys.modules.get("torch.distributed")
+        ready = getattr(distributed, "is_initialized", bool)  # False in a build that has no groups
+        return bool(ready() and distributed.get_world_size() > 1)
+    # An old jax, or one that is being imported, cannot be asked: nothing is said of it.
     jax = sys.modules.get("jax")
-    together = bool(jax and jax.distributed.is_initialized())
+    ready = getattr(getattr(jax, "distributed", None), "is_initialized", lambda: jax is not None)
+    together = bool(ready())
     if trainer == "keras":
         keras: Any = sys.modules["keras"]
         return together and keras.backend.backend() == "jax" and keras.distribution.distribution() is not None

@@ -6,8 +6,9 @@ with framework_environment("torch", ...), seen_and_steered("torch", context):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,13 +27,15 @@ def seeding(seed: int) -> dict[str, Change]:
     return {"torch": lambda module, patches: module.manual_seed(seed)}
 
 
-def changes_of_plain_cells(context: Context) -> dict[str, Change]:
-    """Return what is to be changed during a body without ``--framework``: its trainings are seen, no more."""
+@contextmanager
+def seen_in_plain_cell(context: Context) -> Iterator[None]:
+    """See what a body without ``--framework`` trains, inside a ``with``, and no more than that."""
     optimizers: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
+    losses = count(1)
 
     def step(optimizer: Any, *call: Any) -> None:
         optimizers[optimizer] = None
-        apart.see_plain()
+        apart.see_plain(context)
 
     def torch_optimizer(module: ModuleType, patches: Patches) -> None:
         patches.undo(module.register_optimizer_step_post_hook(step).remove)
@@ -41,7 +44,7 @@ def changes_of_plain_cells(context: Context) -> dict[str, Change]:
     def keras_callbacks(module: ModuleType, patches: Patches) -> None:
         def make(original: Any) -> Any:
             def begin(callbacks: Any, *args: Any, **options: Any) -> None:
-                apart.see_plain()
+                apart.see_plain(context)
                 context.note_fit(getattr(callbacks, "_model", None))
                 original(callbacks, *args, **options)
 
@@ -49,15 +52,24 @@ def changes_of_plain_cells(context: Context) -> dict[str, Change]:
 
         patches.replace(module.CallbackList, "on_train_begin", make)
 
-    def jax_loop(module: ModuleType, patches: Patches) -> None:  # which has no step that can be seen
-        context.on_log = lambda values: apart.see_plain() if apart.has_loss(values) else None
+    def logged(values: Mapping[str, float]) -> None:
+        if apart.has_loss(values) and next(losses) == 2 and apart.computes_with("jax"):
+            apart.see_plain(context)
+
+    def jax_loop(module: ModuleType, patches: Patches) -> None:
+        context.on_log = logged
         patches.undo(lambda: setattr(context, "on_log", None))
 
-    return {
+    changes: dict[str, Change] = {
         "jax": jax_loop,
         "torch.optim.optimizer": torch_optimizer,
         "keras.src.callbacks.callback_list": keras_callbacks,
     }
+    try:
+        with Patches(changes, context.note):
+            yield
+    finally:
+        apart.settle_plain(context)
 
 
 @contextmanager

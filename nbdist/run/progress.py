@@ -494,13 +494,15 @@ def uneven_data(replicas: Sequence[ReplicaStanding], names: Sequence[str], statu
 def trained_apart(remedies: Sequence[str], over: bool = True) -> str:
     """Return that ranks train without a process group, given what each would have to do (empty: nothing).
 
-    >>> trained_apart(["", ""])
+    One that trains by itself has the only model.
+
+    >>> trained_apart(["", "call init_process_group()"])
     ''
     >>> trained_apart(["call init_process_group()"] * 2)
     '2 ranks trained without a process group: each has its own model; call init_process_group()'
     """
     alone = [one for one in remedies if one]
-    if not alone:
+    if len(alone) < 2:
         return ""
     ranks = f"{len(alone)} of {len(remedies)}" if len(alone) < len(remedies) else f"{len(alone)}"
     verb = "trained" if over else "train"

@@ -363,6 +363,8 @@ class Context:
     """Returns the modules that a framework's own loop has trained; None where nothing knows them."""
     weights: Callable[[], list[tuple[float, float]]] | None = None
     """Returns what the weights of replicas have in common; None where nothing is to be compared."""
+    alone: bool = False
+    """Whether a plain cell has made steps of a framework's training in no process group."""
     on_log: Callable[[Mapping[str, float]], object] | None = None
     """Called with the values that ``nb.log`` is given; None where nothing looks at them."""
     fitting: bool = False

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tiers import exhaustive
 
 from nbdist.errors import WorkerError
+from nbdist.frameworks.apart import in_group
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
@@ -137,6 +140,46 @@ def test_ranks_with_a_process_group_are_not(cluster: Cluster) -> None:
     alone = start_run(ALONE + STEPS, Options(framework="torch", on="worker:0"), cluster=cluster).wait()
     assert alone.standing().apart == ""
     assert run_cell(cluster, WRAPPED, None, strategy="multi_worker").standing().apart == ""
+
+
+LOGGED = "for step in range(3):\n    nb.log(loss=1 / (step + 1))\n"
+FITTED = """
+import numpy as np
+net = nb.nn.Sequential([nb.nn.Dense(1)])
+net.compile("sgd", "mse")
+net.fit(np.ones((8, 4)), np.zeros((8, 1)))
+"""
+AVERAGED = STEPS.replace(
+    "optimizer.step()",
+    "[p.grad.copy_(torch.from_numpy(nb.collective.all_reduce(p.grad.numpy()))) for p in model.parameters()]; "
+    "optimizer.step()",
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "options"),
+    [
+        (LOGGED, {}),
+        ("import jax\nnb.log(val_loss=1.0)\nnb.log(val_loss=0.5)", {}),
+        (ALONE + STEPS + WRAPPED, {"strategy": "multi_worker"}),
+        ("import jax\n" + LOGGED + FITTED, {"strategy": "multi_worker"}),
+        (ALONE + "if nb.task.is_chief:" + STEPS.replace("\n", "\n    "), {}),
+        (ALONE + AVERAGED, {}),
+    ],
+    ids=["numpy", "evaluation", "warm-up", "loss-before-fit", "one-rank", "averaged"],
+)
+def test_plain_cells_that_train_one_model_are_not_reported(
+    cluster: Cluster, body: str, options: dict[str, Any]
+) -> None:
+    run_cell(cluster, "import jax", None)  # of another cell
+    assert run_cell(cluster, body, None, **options).standing().apart == ""
+
+
+def test_builds_without_distribution_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, known in (("torch", False), ("jax", True)):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        monkeypatch.setitem(sys.modules, f"{name}.distributed", ModuleType(f"{name}.distributed"))
+        assert in_group(name) is known
 
 
 def test_flags_that_a_loop_of_ones_own_does_not_obey_are_named(cluster: Cluster) -> None:

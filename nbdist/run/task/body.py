@@ -38,7 +38,7 @@ from nbdist.errors import (
 from nbdist.frameworks.environment import framework_environment
 from nbdist.frameworks.patches import Patches
 from nbdist.frameworks.registry import FRAMEWORKS, SPECS, framework_of, model_types, unwrapped
-from nbdist.frameworks.steering import changes_of_plain_cells, seeding, seen_and_steered
+from nbdist.frameworks.steering import seeding, seen_and_steered, seen_in_plain_cell
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS, lost_gpu
 from nbdist.home import private_folder
 from nbdist.metrics.event_file import events_folder
@@ -253,7 +253,7 @@ def body_environment(live: ActiveRun, spec: RunSpec) -> Iterator[None]:
         if framework is not None:  # ends after `inner`, so that no interrupt cuts its end off
             steered.enter_context(seen_and_steered(framework, context))
         else:
-            steered.enter_context(Patches(changes_of_plain_cells(context), context.note))
+            steered.enter_context(seen_in_plain_cell(context))
         settle_edits(spec.autoreload, context.note)
         yield
 
