@@ -138,13 +138,14 @@ def unused_flags(options: Options, outcomes: Outcomes) -> str:
 
 
 def history_of(results: Mapping[str, Any]) -> History | None:
-    """Return the `history` of a ``fit``, or another one if a body calls something else so.
+    """Return the `history` of a ``fit``, or the last other one if a body calls something else so.
 
-    >>> history_of({"history": [0.5], "fitted": History()})
-    <History: empty>
+    >>> last = History()
+    >>> history_of({"history": [0.5], "first": History(), "second": last}) is last
+    True
     """
-    found = [one for one in (results.get("history"), *results.values()) if isinstance(one, History)]
-    return found[0] if found else None
+    found = [one for one in (*results.values(), results.get("history")) if isinstance(one, History)]
+    return found[-1] if found else None
 
 
 def differing_weights(outcomes: Outcomes) -> str:
