@@ -93,7 +93,7 @@ class Run(Labelled):
         self.status = "running"
         self.history: History | None = None
         self.unfetched: list[str] = []
-        """Names that the body has bound to values which cannot be fetched."""
+        """Names that the body has bound to data which cannot be fetched."""
         self.model: Any = None
         self.results: dict[str, Any] = {}
         self.notes: list[str] = []

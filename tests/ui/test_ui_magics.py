@@ -322,8 +322,9 @@ def test_the_handle_is_run_whatever_the_body_calls_so(shell: InteractiveShell, r
 @pytest.mark.engines
 @pytest.mark.usefixtures("on_cluster")
 def test_a_name_that_keeps_its_earlier_value_is_told_of(shell: InteractiveShell, run: Run) -> None:
-    shell.user_ns["kept"] = 1
-    error, shown = run("%%distribute --no-live --on worker:0\nkept, other, n = {1}, {2}, 3")
+    shell.user_ns |= {"kept": 1, "strategy": 1, "each": 1}
+    own = "\nstrategy, each = nb.distribute.MirroredStrategy(), iter([])"  # which no user expects to be sent
+    error, shown = run("%%distribute --no-live --on worker:0\nkept, other, n = {1}, {2}, 3" + own)
     assert error is None
     assert "the notebook's kept is as before: what the body has under this name cannot be fetched" in shown
     assert (shell.user_ns["kept"], "other" in shell.user_ns, shell.user_ns["n"]) == (1, False, 3)

@@ -56,7 +56,7 @@ from nbdist.run.task.signals import bodies_only, interruptible
 from nbdist.run.task.spawned import sent_by_value
 from nbdist.run.task.terminal import without_terminal
 from nbdist.run.values.delivery import Given, Pushed, names_added, with_closure
-from nbdist.run.values.outcome import pack
+from nbdist.run.values.outcome import is_data, pack
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import Task, current
 from nbdist.text import cut_middle
@@ -454,7 +454,7 @@ def _pack_results(context: contexts.Context, fetch: Sequence[str], found: dict[s
                 raise InvalidArgumentError(f"--fetch {name}: {error}") from None
             if isinstance(error, ResourceExhaustedError) or name in needed:
                 left.append(f"{name} stayed on {current().name}: {error}")
-            else:
+            elif is_data(value):
                 unfetched.append(name)
     return {
         "results": results, "left": left, "unfetched": unfetched, "weights": weights,

@@ -15,6 +15,7 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,9 @@ def outcome_path(folder: Path, rank: int) -> Path:
 LIMIT_BYTES = 256 << 20
 MAX_DEPTH = 8
 MAX_ITEMS = 100_000
+MOST_SEEN = 1000  # items of a list, to tell whether it is data
+PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, np.ndarray, np.generic)
+DATA_MODULES = ("pandas.", "polars.", "pyarrow.", "scipy.sparse.", "collections.", "datetime.", "decimal.")
 
 
 def pack(value: Any) -> dict[str, Any]:
@@ -281,6 +285,19 @@ def pack(value: Any) -> dict[str, Any]:
     if size > LIMIT_BYTES:
         raise ResourceExhaustedError(f"{size:,} bytes are more than the {LIMIT_BYTES:,} that may be fetched")
     return packed
+
+
+def is_data(value: Any, depth: int = 0) -> bool:
+    """Return whether a value is data: what a user expects in the notebook, whether it can be fetched or not.
+
+    >>> is_data({1, 2}), is_data([{(1, 2): 3}]), is_data(len), is_data([len])
+    (True, True, False, False)
+    """
+    kind = type(value)  # by which no foreign object is asked for anything
+    if issubclass(kind, (list, tuple, set, frozenset, dict)):
+        items = islice(value.values() if issubclass(kind, dict) else value, MOST_SEEN)
+        return depth <= MAX_DEPTH and all(is_data(one, depth + 1) for one in items)
+    return issubclass(kind, PLAIN) or f"{kind.__module__}.".startswith(DATA_MODULES)
 
 
 def unpack(packed: dict[str, Any]) -> Any:
