@@ -142,6 +142,13 @@ def test_a_stopped_process_is_frozen_and_a_busy_one_is_not(
         busy.send_signal(signal.SIGSTOP)
         until(lambda: one.frozen(0.0) == [3], 10)
         assert one.frozen(PATIENCE) == []  # not for so long
+        used = sync._state(busy.pid)[1]
+        busy.send_signal(signal.SIGCONT)
+        until(lambda: sync._state(busy.pid)[1] > used, 10)
+        busy.send_signal(signal.SIGSTOP)
+        until(lambda: sync._state(busy.pid)[0] in sync.STOPPED, 10)
+        assert one.frozen(0.0) == []  # it has used its core since the last look
+        until(lambda: one.frozen(0.0) == [3], 10)
         assert one.dead() == []
         busy.kill()
         busy.wait()

@@ -220,6 +220,7 @@ class Synchronizer:
 # For a rank, or a replica of a server, to be stopped, which the kernel reports and which is no guess.
 RANK_FROZEN_SECONDS = 2.0
 PROC = Path("/proc")
+USER_TIME = 11  # of /proc/<pid>/stat, after the name; the system's follows
 STOPPED = ("T", "t", "stopped", "tracing-stop")
 
 
@@ -227,19 +228,20 @@ class FreezeDetector:
     """Finds frozen processes by rank: each call reads their state.
 
     A stopped process (SIGSTOP, a debugger) is frozen. A process that computes, holds the interpreter lock for
-    long in native code, or waits for a core is not. Ranks of this process are left out. ``clock`` returns
-    seconds.
+    long in native code, or waits for a core is not, and neither is one that is stopped again and again, as
+    by cpulimit: it has used its core since it was seen stopped. Ranks of this process are left out.
+    ``clock`` returns seconds.
     """
 
     def __init__(self, pids: Mapping[int, int], clock: Callable[[], float] = time.monotonic) -> None:
         self._pids = {rank: pid for rank, pid in pids.items() if pid != os.getpid()}
         self._clock = clock
-        self._stopped_since: dict[int, float] = {}
+        self._stopped: dict[int, tuple[float, float]] = {}  # since when, and its time on cores by then
 
     def replace(self, rank: int, pid: int) -> None:
         """Watch the process ``pid`` in place of a rank's former one; 0 for a process on another host."""
         self._pids.pop(rank, None)
-        self._stopped_since.pop(rank, None)
+        self._stopped.pop(rank, None)
         if pid not in (0, os.getpid()):
             self._pids[rank] = pid
 
@@ -251,11 +253,12 @@ class FreezeDetector:
         """Return the ranks that polls have seen stopped for longer than ``seconds``."""
         now = self._clock()
         for rank, pid in self._pids.items():
-            if _state(pid) in STOPPED:
-                self._stopped_since.setdefault(rank, now)
-            else:
-                self._stopped_since.pop(rank, None)
-        return sorted(rank for rank, since in self._stopped_since.items() if now - since > seconds)
+            state, used = _state(pid)
+            if state not in STOPPED:
+                self._stopped.pop(rank, None)
+            elif self._stopped.get(rank, (0.0, -1.0))[1] != used:
+                self._stopped[rank] = now, used
+        return sorted(rank for rank, (since, _) in self._stopped.items() if now - since > seconds)
 
 
 class ProcessMonitor(FreezeDetector):
@@ -339,21 +342,27 @@ class ProcessEnd:
             os.close(descriptor)
 
 
-def _state(pid: int) -> str:
-    """Return the state of a process, "" if there is none: a letter of /proc, or psutil's word elsewhere."""
+def _state(pid: int) -> tuple[str, float]:
+    """Return the state of a process, and the time that it has used on cores.
+
+    The state is "" if there is none: a letter of /proc, or psutil's word elsewhere.
+    """
     try:
-        return (PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        fields = (PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], float(fields[USER_TIME]) + float(fields[USER_TIME + 1])
     except IndexError:
-        return ""
+        return "", 0.0
     except OSError:
         if PROC.is_dir():
-            return ""
+            return "", 0.0
     import psutil
 
     try:
-        return _state_of(psutil.Process(pid))
+        process = psutil.Process(pid)
+        times = process.cpu_times()
+        return _state_of(process), times.user + times.system
     except psutil.Error:
-        return ""
+        return "", 0.0
 
 
 def _state_of(process: Any) -> str:
