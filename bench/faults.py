@@ -26,8 +26,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from bench import recovery_work
+from bench.fault_scenarios import AWAY, SCENARIOS, Found, Scenario, Settings
+from bench.fault_scenarios import measured as made
 from bench.kills import POINT, SEED, Outcome, Program, trained
 from bench.kills import PROGRAMS as SURVIVING
+from bench.script import NotThere
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
@@ -156,11 +159,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench faults", description=(__doc__ or "").splitlines()[0]
     )
-    rows = sorted({one.row for one in FAULTS})
+    rows = sorted({one.row for one in (*FAULTS, *SCENARIOS)})
     parser.add_argument("--rows", nargs="+", type=int, choices=rows, default=rows, help="default: all")
     parser.add_argument("--program", choices=sorted({one.program for one in FAULTS}), help="default: all")
     parser.add_argument("--rounds", type=int, default=1, help="how often each fault is made (default 1)")
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument(
+        "--away", type=float, default=AWAY, help="seconds without the browser's tab, in row 28 (default 300)"
+    )
     options = parser.parse_args(arguments)
     calm: dict[str, float] = {}
     kept = True
@@ -174,6 +180,21 @@ def main(arguments: list[str] | None = None) -> int:
         for cost in costs:
             print("\n".join(f"    {text}" for text in (cost.said if cost.wrong else [])), end="", flush=True)
         kept &= not any(cost.wrong for cost in costs)
+    missing = []
+    for scenario in SCENARIOS:
+        if scenario.row not in options.rows or options.program:
+            continue
+        settings = Settings(options.seed, options.away)
+        try:
+            rounds = [made(scenario, settings) for _ in range(options.rounds)]
+        except NotThere as why:
+            missing.append(scenario.row)
+            print(f"row {scenario.row:2}  {scenario.name:43}  NOT SHOWN: {why}", flush=True)
+            continue
+        print("\n".join(scenario_line(scenario, found) for found in rounds), flush=True)
+        kept &= not any(found.wrong for found in rounds)
+    if missing:
+        print(f"not shown here: row {', '.join(map(str, missing))}")
     return 0 if kept else 1
 
 
@@ -364,3 +385,13 @@ def line(fault: Fault, costs: Sequence[Cost]) -> str:
     wrong = [problem for cost in costs for problem in cost.wrong]
     parts.append("met" if not wrong else f"NOT MET: {'; '.join(dict.fromkeys(wrong))}")
     return f"row {fault.row:2}  {fault.program:13}  {fault.text:28}  " + "  ".join(filter(None, parts))
+
+
+def scenario_line(scenario: Scenario, found: Found) -> str:
+    """Return what a scenario has shown.
+
+    >>> print(scenario_line(SCENARIOS[0], Found(["async-ps 33 s"])))
+    row 12  a native call holds the GIL 30 s             async-ps 33 s  met
+    """
+    ended = "met" if not found.wrong else f"NOT MET: {'; '.join(found.wrong)}"
+    return f"row {scenario.row:2}  {scenario.name:43}  " + "  ".join([*found.figures, ended])

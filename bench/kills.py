@@ -31,7 +31,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import zmq
+
 from bench.recovery_work import read
+from nbdist.wire.rpc.client import process_context
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
@@ -268,7 +271,8 @@ class Resources:
 
 
 def resources() -> Resources:
-    """Return what there is now."""
+    """Return what there is now, with the connections' context, which lasts as long as this process."""
+    process_context().socket(zmq.PAIR).close()
     segments = frozenset(path.name for path in Path("/dev/shm").glob("nbdist-*"))
     return Resources(segments, len(os.listdir("/proc/self/fd")))
 
