@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.fault_shims import SAVES, library
 from bench.kills import FIT, PROGRAMS, Program, left_over, resources, trained
 from bench.notebook import CellError, Notebook
 from bench.script import NotThere
@@ -548,6 +550,127 @@ def slow_replica_and_link(found: Found, settings: Settings) -> None:
         cluster.close()
 
 
+# 23: a save that is killed at each of its calls.
+
+KILLED_SAVES = """
+import ctypes, os, sys
+from pathlib import Path
+sys.path[:0] = {paths}
+import killed_saver
+arm = ctypes.CDLL(None).fault_arm
+killed_saver.kill_at, killed_saver.KILLED = (lambda number, half: arm(number, half)), -9
+print(killed_saver.main(Path({folder!r})))
+"""
+KILLED_STATES = """
+import ctypes, os, shutil
+from pathlib import Path
+import numpy as np
+from nbdist import nn
+from nbdist.checkpoint.manager import parse_interval, state_files
+from nbdist.train import Callback
+from nbdist.train.context import Context, use_here
+from nbdist.train.resume import TrainingStates
+folder = Path({folder!r})
+arm = ctypes.CDLL(None).fault_arm
+x, y = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32), np.arange(20) % 3
+class Written(Callback):
+    def on_epoch_end(self, epoch, logs):
+        states._wait()
+def train():
+    global states
+    states = TrainingStates(folder, parse_interval(1), read=state_files(folder))
+    context = Context(seed=5, quiet=True)
+    context.states = states
+    with use_here(context):
+        model = nn.Sequential([nn.Dense(5, "tanh"), nn.Dense(3, "softmax")], seed=5)
+        model.compile("adam", "sparse_categorical_crossentropy")
+        model.fit(x, y, batch_size=20, epochs=5, callbacks=[Written()])
+    return model.get_weights()
+def anew():
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+anew()
+whole = train()
+for half in (0, 1):
+    for number in range(1, 1000):
+        anew()
+        child = os.fork()
+        if not child:
+            arm(number, half)
+            train()
+            os._exit(0)
+        died = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9
+        before = state_files(folder)
+        again = train()
+        assert all(np.array_equal(a, b) for a, b in zip(whole, again, strict=True)), (number, half)
+        assert states.error is None and len(state_files(folder)) == 2, (number, half, os.listdir(folder))
+        if not died:
+            break
+        assert not states.fallbacks or len(before) > len(states.fallbacks), states.fallbacks
+print(number - 1)
+"""
+
+
+def killed_saves(found: Found, settings: Settings) -> None:
+    """A process is killed in place of each call of a save that changes a file, in the middle, and after it.
+
+    The newest complete checkpoint loads, the next save works, and a training that continues from its newest
+    state ends with the weights of one that was not killed.
+    """
+    shim, paths = library(SAVES), [str(TESTS / "runtime")]
+    for name, source in (("a saver", KILLED_SAVES), ("a training's states", KILLED_STATES)):
+        with tempfile.TemporaryDirectory() as folder:
+            program = source.format(paths=paths, folder=os.path.join(folder, "saved"))
+            environment = {**os.environ, "LD_PRELOAD": str(shim)}
+            done = subprocess.run(
+                [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300
+            )
+        found.expect(done.returncode == 0, f"{name}: {done.stderr.strip()[-300:]}")
+        calls = int((done.stdout.split() or ["0"])[-1])
+        found.expect(calls >= 5, f"{name}: {calls} calls change a file")
+        found.figures.append(f"{name}: {2 * calls} kills at {calls} calls")
+
+
+# 27: a client of another version.
+
+OTHER = """
+import sys
+from nbdist.cluster.cluster import Cluster
+from nbdist.errors import FailedPreconditionError
+try:
+    Cluster.attach({id!r})
+except FailedPreconditionError as error:
+    print(error)
+"""
+
+
+def other_versions(found: Found, settings: Settings) -> None:
+    """A client with the metadata of another version of nbdist, then of NumPy, attaches to a cluster."""
+    with small_cluster(found, workers=2) as (cluster, home):
+        for package, version in (("nbdist", "9.9.9"), ("numpy", "7.0.0")):
+            shown = version.split(".")[0] if package == "numpy" else version
+            metadata = Path(home, package, f"{package}-{version}.dist-info")
+            metadata.mkdir(parents=True)
+            (metadata / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
+            )
+            path = os.pathsep.join([str(metadata.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+            begun = time.monotonic()
+            done = subprocess.run(
+                [sys.executable, "-c", OTHER.format(id=cluster.id)],
+                env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60,
+            )  # fmt: skip
+            found.within(f"{package} {version} refused", time.monotonic() - begun, CUT_OFF)
+            rows = [line.split() for line in done.stdout.splitlines()]
+            table = ["here", "cluster"] in rows and [row[0] for row in rows[2:]]
+            found.expect(
+                table == ["nbdist", "python", "numpy", "ipyparallel"],
+                f"{package}: no table in {done.stdout + done.stderr[-200:]!r}",
+            )
+            found.expect(any(row[:2] == [package, shown] for row in rows), f"{package}: {done.stdout!r}")
+            found.expect(cluster.run("1 + 1") == [2, 2], f"{package}: the cluster does not work")
+
+
 @dataclass(frozen=True)
 class Scenario:
     """A fault, and the function that makes it."""
@@ -566,4 +689,6 @@ SCENARIOS = (
     Scenario(17, "calls of collectives that differ", calls_that_differ),
     Scenario(18, "two interrupts in a collective", interrupts),
     Scenario(19, "a NaN gradient on one rank", nan_on_one_rank),
+    Scenario(23, "a save killed at each call", killed_saves),
+    Scenario(27, "a client of another version", other_versions),
 )
