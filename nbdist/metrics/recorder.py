@@ -30,7 +30,8 @@ class Recorder:
     training: it is reported once through ``say``, is in ``troubles``, and ``lost`` counts the lost points.
 
     Timestamps are those of a monotonic clock, added to the time of day at the start: setting the system clock
-    during a run does not distort curves.
+    during a run does not distort curves. ``origin`` is the time of day less that clock, as another process of
+    this host has read them; None reads them here.
 
     With ``events`` the points go to TensorBoard's files in that folder as well, as from `start_events` on;
     ``rejoins`` says whether an earlier process of the task may have left files there.
@@ -53,6 +54,7 @@ class Recorder:
         say: Callable[[str], None] | None = None,
         events: Path | None = None,
         rejoins: bool = False,
+        origin: float | None = None,
     ) -> None:
         self.replica = replica
         self.names: list[str] = []
@@ -63,7 +65,7 @@ class Recorder:
         self._ids: dict[str, int] = {}
         self._naming = threading.Lock()
         self._flushing = threading.Lock()
-        self._origin = time.time() - now()
+        self._origin = time.time() - now() if origin is None else origin
         self.troubles: list[str] = []
         """The errors of the disk so far: a line for each file."""
         self._say = say or logging.getLogger("nbdist.metrics").warning

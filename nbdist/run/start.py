@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -40,6 +41,7 @@ from nbdist.run.task.edited_modules import autoreloaded
 from nbdist.run.values.delivery import Delivery, Given, missing_name, without_closure
 from nbdist.run.values.push import Packed
 from nbdist.runtime.task import TaskInfo, segment_prefix
+from nbdist.wire.hosts import host_identity
 
 _prepared: set[int] = set()
 """Incarnations of the tasks that have their agent: a later cluster may have the id of an earlier one."""
@@ -126,6 +128,7 @@ def start_run(
             pushed=given if delivery is None else delivery.pushed,
             first_line=first_line,
             states=tuple(map(str, states)),
+            origin=(host_identity(), time.time() - time.perf_counter()),
             autoreload=autoreloaded(),
             generators=generators,
             framework_port=None if options.framework is None else int(answers[0]["port"]),

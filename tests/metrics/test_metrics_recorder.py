@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,20 @@ def test_times_are_steady_though_the_clock_jumps(path: Path, monkeypatch: pytest
     times = read_log(path).points["time"]
     assert (np.diff(times) >= 0).all()
     assert 1_000_000.0 <= times[0] <= times[-1] < 1_000_060.0
+
+
+def test_a_later_process_counts_from_the_origin_of_the_run(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's new process, after the clock has jumped, continues the curve of the one before it."""
+    origin = time.time() - time.perf_counter()
+    monkeypatch.setattr(recorder_module.time, "time", lambda: 1_000_000.0)
+    begun = time.perf_counter()
+    recorder = Recorder(path, replica=0, origin=origin)
+    recorder.add(recorder.series("loss"), 1, 0.0)
+    recorder.close()
+    (at,) = read_log(path).points["time"]
+    assert origin + begun <= at <= origin + time.perf_counter()
 
 
 @pytest.mark.parametrize("name", ["", "x" * 201, 3, None, "\ud800"])

@@ -68,6 +68,7 @@ from nbdist.train.replica import ReplicaLeft
 from nbdist.train.resume import TrainingStates
 from nbdist.train.step_timing import StepLog
 from nbdist.train.summaries import RunSummaries
+from nbdist.wire.hosts import host_identity
 
 OWN_FILES = (__file__,)  # which no traceback has to show
 PASSED = {file for one in SPECS.values() for file in one.inner_files}
@@ -107,6 +108,8 @@ class RunSpec:
     """How many replicas the run began with, if there may be another number now."""
     framework_port: int | None = None
     """The port of a framework's rendezvous, on the first worker; None if the workers agree on one."""
+    origin: tuple[str, float] | None = None
+    """The client's host, and its time of day less its clock at the run's begin: one for all tasks there."""
     autoreload: tuple[str, ...] = ()
     """Which modules are reloaded before the body if they were edited, as `autoreloaded` names them."""
     generators: int | None = None
@@ -273,6 +276,7 @@ def opened(
         replica=(spec.numbers or range(len(spec.ranks)))[spec.ranks.index(task.rank)],
         events=events if options.tensorboard else None,
         rejoins=spec.rejoins,
+        origin=spec.origin[1] if spec.origin and spec.origin[0] == host_identity() else None,
     )
     world = World(
         task, spec.ranks, spec.run, control.check,
