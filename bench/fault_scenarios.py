@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -672,6 +673,108 @@ def other_versions(found: Found, settings: Settings) -> None:
             found.expect(cluster.run("1 + 1") == [2, 2], f"{package}: the cluster does not work")
 
 
+# 28: a browser's tab that is closed, and a second one.
+
+BEGIN = """import os
+import nbdist as nb
+%load_ext nbdist
+nb.start_cluster(workers=2, threads=1, report=lambda line: None)
+print("pid of the kernel:", os.getpid())"""
+TRAIN = """%%distribute --strategy multi_worker
+import time
+def slowly(*batch):
+    time.sleep(0.01)
+    return batch
+x, y, _, _ = nb.data.digits()
+model = nb.nn.Sequential([nb.nn.Dense(10, "softmax")])
+model.compile(nb.optim.SGD(0.01), "sparse_categorical_crossentropy", metrics=["accuracy"])
+model.fit(nb.data.Dataset.from_arrays(x, y).batch(64).repeat().map(slowly), steps_per_epoch=10, epochs=10**6)
+"""
+AT = """node => Number(/at [a-z]+ ([\\d,]+)/.exec(node.ariaLabel)?.[1].replaceAll(',', '') ?? -1)"""
+MOST_GROWTH = 64.0  # MB of the kernel, and of the page's heap
+
+
+def closed_tab(found: Found, settings: Settings) -> None:
+    """The tab of a run is closed for minutes, then two are opened: both have the whole curve."""
+    sys.path[:0] = [str(TESTS / "browser"), str(TESTS)]
+    try:
+        import psutil
+        from browser_lab import LIVE, Lab, bring_into_view, start_chromium, wait_for_curve
+        from browser_server import LabServer
+        from playwright.sync_api import sync_playwright
+    except ImportError as error:
+        raise NotThere(f"no browser here: {error}") from None
+    if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+        raise NotThere("no Chromium here")
+
+    def at(page: Any) -> int:
+        return int(page.locator(f"{LIVE} .nbd-plot").first.evaluate(AT))
+
+    def heap(page: Any) -> float:
+        chromium = page.context.new_cdp_session(page)
+        for _ in range(2):
+            chromium.send("HeapProfiler.collectGarbage")
+        return float(chromium.send("Runtime.getHeapUsage")["usedSize"]) / 1e6
+
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        server = LabServer(Path(folder))
+        try:
+            browser = start_chromium(playwright)
+            lab = Lab(server, browser)
+            lab.write("away.ipynb", [BEGIN, TRAIN])
+            page = lab.open("away.ipynb")
+            lab.run(0)
+            kernel = psutil.Process(int(lab.output(0).inner_text().partition("kernel:")[2]))
+            lab.run(1, wait=False)
+            wait_for_curve(page)
+            page.wait_for_timeout(5_000)
+            lab.save()
+            left_at, memory, page_memory = at(page), kernel.memory_info().rss / 1e6, heap(page)
+            page.close()
+            time.sleep(settings.away)
+            pages = []
+            for _ in range(2):
+                begun = time.monotonic()
+                page = lab.open_again("away.ipynb")
+                view = page.locator(LIVE)
+                view.wait_for(state="attached")
+                bring_into_view(view)
+                wait_for_curve(page)
+                pages.append(page)
+                found.figures.append(f"curve back {time.monotonic() - begun:.1f} s")
+            grown = kernel.memory_info().rss / 1e6 - memory
+            shown = []
+            for page in pages:
+                page.bring_to_front()
+                chart = page.locator(f"{LIVE} .nbd-plot").first
+                now = at(page)
+                found.expect(now > left_at + 2 * settings.away, f"the curve ends at {now}, left at {left_at}")
+                until_page(page, lambda page=page, now=now: at(page) > now, "a curve that grows")
+                chart.press("Home")
+                until_page(page, lambda page=page: 0 <= at(page) < left_at, "the curve's begin")
+                shown.append((at(page), now))
+            (first, last), _ = shown
+            found.figures.append(f"steps {first:,} to {last:,}, away from {left_at:,}")
+            larger = heap(pages[0]) - page_memory
+            found.figures.append(f"kernel {grown:+.1f} MB, page {larger:+.1f} MB")
+            found.expect(grown < MOST_GROWTH, f"the kernel has grown by {grown:.0f} MB")
+            found.expect(larger < MOST_GROWTH, f"the page has grown by {larger:.0f} MB")
+            found.wrong += [f"page: {error}" for error in lab.errors]
+            lab.close()
+            browser.close()
+        finally:
+            server.close()
+
+
+def until_page(page: Any, condition: Callable[[], bool], what: str) -> None:
+    """Wait for a condition while a page goes on. Raises TimeoutError."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} was not seen within 30 s")
+        page.wait_for_timeout(50)
+
+
 # 31: a clock that jumps.
 
 ABANDONED = """
@@ -776,5 +879,6 @@ SCENARIOS = (
     Scenario(19, "a NaN gradient on one rank", nan_on_one_rank),
     Scenario(23, "a save killed at each call", killed_saves),
     Scenario(27, "a client of another version", other_versions),
+    Scenario(28, "a browser's tab closed, then two", closed_tab),
     Scenario(31, "a clock that jumps by an hour", clock_jumps),
 )
