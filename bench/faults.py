@@ -1,14 +1,21 @@
-"""What a fault costs a training, for the rows 1 to 7, 11 and 30 of the faults that a cluster survives.
+"""What a fault costs a training, for the faults that a cluster survives, by their rows.
 
-    python -m bench faults                                # all rows, about ten minutes
+    python -m bench faults                                # all rows, about twenty-five minutes
     python -m bench faults --rows 2 11 --program all-reduce --rounds 3
+    python -m bench faults --rows 28 --away 10
 
-Each line is one fault of one program of `bench.kills`, on a cluster of its own: the given tasks are killed,
-or frozen for 60 s, at step 250. "noticed" is the time from the signal until the client knows (``lost_at`` in
-run.json, or the run's error), "next step" that until the next step of the training, "all" that until every
-worker trains, the new processes too. "lost" are steps: updates that are not in the final count or, of
-replicas in step and sessions, steps that were made again. The accuracy is compared with that of the same
-program with the same seed and no fault. Each row has its bounds; the exit status is 1 if one is not kept.
+The rows 1 to 7, 11 and 30 are the table `FAULTS`: each line is one fault of one program of `bench.kills`, on
+a cluster of its own: the given tasks are killed, or frozen for 60 s, at step 250. "noticed" is the time from
+the signal until the client knows (``lost_at`` in run.json, or the run's error), "next step" that until the
+next step of the training, "all" that until every worker trains, the new processes too. "lost" are steps:
+updates that are not in the final count or, of replicas in step and sessions, steps that were made again. The
+accuracy is compared with that of the same program with the same seed and no fault.
+
+The rows 10, 12 to 15, 17 to 19, 23, 27, 28 and 31 are that of `bench.fault_scenarios`: a line has the figures
+of one fault that is no signal to a task. `TESTED` names the test that shows each other row.
+
+Each row has its bounds; the exit status is 1 if one is not kept. A row that needs what this machine lacks
+(namespaces, g++, Chromium) says so, and counts as not shown.
 """
 
 from __future__ import annotations
@@ -136,6 +143,22 @@ FAULTS = (
     Fault(30, "async-ps", (WORKER,), descriptors=1024),
     Fault(30, "all-reduce", (WORKER,), within=15.0, descriptors=1024),
 )
+
+TESTED = {
+    8: "cluster/test_cluster_cluster_engines.py::test_a_dead_controller_ends_the_cluster_and_is_named",
+    9: "run/test_run_attach.py::test_a_run_survives_its_killed_client_and_can_be_fetched",
+    16: "run/test_run_shutdown_fail_fast.py::test_an_error_on_one_rank_ends_the_cell",
+    20: "run/test_run_monitor_faults.py::test_a_fit_over_the_memory_of_its_task_is_refused",
+    21: "wire/test_wire_shm.py::test_a_mounted_memory_file_system_that_is_full",
+    22: "checkpoint/test_checkpoint_manager_full_disk.py::"
+    "test_training_continues_and_the_old_checkpoint_is_valid",
+    24: "checkpoint/test_checkpoint_manager.py::test_a_damaged_state_is_left_for_the_one_before",
+    25: "run/test_run_start_resume_data_files.py::"
+    "test_a_training_on_files_continues_on_another_number_of_workers",
+    26: "trials/test_trials_driver_faults.py::test_after_any_faults_every_trial_ends_once",
+    29: "bench/test_bench_kills.py::test_a_minute_of_random_kills",
+}
+"""The test that shows a row, below tests/, of the rows up to 29 that are no line of this program."""
 
 
 @dataclass
@@ -390,7 +413,7 @@ def line(fault: Fault, costs: Sequence[Cost]) -> str:
 def scenario_line(scenario: Scenario, found: Found) -> str:
     """Return what a scenario has shown.
 
-    >>> print(scenario_line(SCENARIOS[0], Found(["async-ps 33 s"])))
+    >>> print(scenario_line(SCENARIOS[1], Found(["async-ps 33 s"])))
     row 12  a native call holds the GIL 30 s             async-ps 33 s  met
     """
     ended = "met" if not found.wrong else f"NOT MET: {'; '.join(found.wrong)}"
