@@ -240,7 +240,8 @@ class CheckpointManager:
         def work() -> None:
             try:
                 write_snapshot(path, own, durable=True)
-                for old in state_files(folder)[KEPT:]:
+                # A run has one writer: other drafts are those of processes that were killed in a save.
+                for old in [*state_files(folder)[KEPT:], *folder.glob(".state-*.draft")]:
                     old.unlink(missing_ok=True)
                 self.error = None
             except Exception as error:  # a full disk, say: the older states are as good as before

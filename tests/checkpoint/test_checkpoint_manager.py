@@ -120,6 +120,12 @@ def test_a_killed_training_continues_bit_for_bit(
     assert sorted((tmp_path / "run").iterdir()) == sorted(found)
 
 
+def test_the_next_state_removes_the_draft_of_a_killed_process(tmp_path: Path) -> None:
+    tmp_path.joinpath(".state-0001-000000000003.safetensors.0a1b2c3d.draft").write_bytes(b"half")
+    run(tmp_path, every=3, dies=8)
+    assert sorted(tmp_path.iterdir()) == sorted(state_files(tmp_path))
+
+
 def test_files_are_private_models_named_by_training_and_step(tmp_path: Path) -> None:
     trained, _ = run(tmp_path / "run", every=100)
     (found,) = state_files(tmp_path / "run")
