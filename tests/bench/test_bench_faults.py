@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from tiers import exhaustive
 
-from bench.fault_scenarios import SCENARIOS, Found, Scenario, Settings, measured
 from bench.faults import FAULTS, TESTED, Injection, cost_of, line, main, scenario_line
 from bench.kills import Outcome
 from bench.recovery_work import Figures
+from bench.scenarios import SCENARIOS
+from bench.scenarios.frame import Found, Scenario, Settings, measured
 from bench.script import NotThere
 
 
