@@ -23,6 +23,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +36,7 @@ from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.graph.backend import Array, to_host
 from nbdist.numbers import is_whole
 
+ABANDONED_SECONDS = 60.0  # without a further byte in a draft, which another saver may be writing
 KEPT = 2
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 INTERVAL = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)(s|m|h)")
@@ -108,6 +110,14 @@ class Snapshot:
         """Return a snapshot of copies on the host, in memory of earlier copies where that has their form."""
         copies = {name: _copied(array, kept.get(name)) for name, array in self.tensors.items()}
         return Snapshot(self.texts, copies)
+
+
+def abandoned(folder: Path, written: Path) -> Iterator[Path]:
+    """Yield drafts of processes that were killed in a save: old ones, by a file that was ``written`` now."""
+    for draft in folder.glob(".state-*.draft"):
+        with suppress(FileNotFoundError):  # another saver has put it in place
+            if written.stat().st_mtime - draft.stat().st_mtime > ABANDONED_SECONDS:
+                yield draft
 
 
 def write_snapshot(path: Path, snapshot: Snapshot, durable: bool = False) -> None:
@@ -240,8 +250,7 @@ class CheckpointManager:
         def work() -> None:
             try:
                 write_snapshot(path, own, durable=True)
-                # A run has one writer: other drafts are those of processes that were killed in a save.
-                for old in [*state_files(folder)[KEPT:], *folder.glob(".state-*.draft")]:
+                for old in [*state_files(folder)[KEPT:], *abandoned(folder, path)]:
                     old.unlink(missing_ok=True)
                 self.error = None
             except Exception as error:  # a full disk, say: the older states are as good as before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -121,9 +122,12 @@ def test_a_killed_training_continues_bit_for_bit(
 
 
 def test_the_next_state_removes_the_draft_of_a_killed_process(tmp_path: Path) -> None:
-    tmp_path.joinpath(".state-0001-000000000003.safetensors.0a1b2c3d.draft").write_bytes(b"half")
+    old, other = (tmp_path / f".state-0001-000000000003.safetensors.0a1b2c3{n}.draft" for n in "de")
+    for draft in (old, other):
+        draft.write_bytes(b"half")
+    os.utime(old, (0, 0))
     run(tmp_path, every=3, dies=8)
-    assert sorted(tmp_path.iterdir()) == sorted(state_files(tmp_path))
+    assert sorted(tmp_path.iterdir()) == sorted([other, *state_files(tmp_path)])
 
 
 def test_files_are_private_models_named_by_training_and_step(tmp_path: Path) -> None:
