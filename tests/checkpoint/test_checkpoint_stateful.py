@@ -59,7 +59,7 @@ def changed_scaling(draw: Draw) -> LossScaling:
 
 def factor() -> RateFactor:
     context = Context()
-    return RateFactor(Boundary(context, list, int, lambda path: path), context.control, 1.0)
+    return RateFactor(Boundary(context, list, int, lambda path: path), context.control, 1.0, None)
 
 
 def changed_factor(draw: Draw) -> RateFactor:
