@@ -18,7 +18,7 @@ from nbdist.errors import (
     NotFoundError,
 )
 from nbdist.frameworks.torch.store import REQUEST
-from nbdist.metrics.log import Batch
+from nbdist.metrics.log import Batch, log_path, read_log
 from nbdist.metrics.recorder import Recorder
 from nbdist.run.options import Options
 from nbdist.run.task import agent as agents
@@ -29,6 +29,7 @@ from nbdist.run.task.reporting import ActiveRun, Displayed, Output
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import Task
 from nbdist.train.context import Context
+from nbdist.wire.hosts import host_identity
 from nbdist.wire.rpc.client import Peer
 from nbdist.wire.rpc.frame import Frame, decode
 
@@ -100,6 +101,19 @@ def test_a_run_that_has_begun_hands_its_body_over(
     assert (given, outcome.get("error")) == ([(spec, "x = 1")], None)
     with pytest.raises(NotFoundError, match="runs no body of run r1"):
         agent.hand_over("r1")
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["on the client's host", "elsewhere"])
+def test_points_have_the_time_of_the_clients_host(
+    agent: Agent, folder: Path, monkeypatch: pytest.MonkeyPatch, here: bool
+) -> None:
+    """Whatever this process's time of day is: the clock may have been set since the run began."""
+    monkeypatch.setattr(bodies, "agent", lambda: agent)
+    origin = host_identity() if here else "elsewhere", 5e9
+    spec = RunSpec("r1", str(folder), (agent.task.rank,), Options(seed=1), "one_device", origin=origin)
+    run_body(spec, "import nbdist\nnbdist.log(loss=1.0)")
+    (time,) = read_log(log_path(folder, agent.task.rank)).points["time"]
+    assert (time > 5e9) == here
 
 
 def test_one_run_at_a_time(agent: Agent, client: Peer, folder: Path) -> None:
