@@ -23,14 +23,6 @@ class HeldInterrupts:
 
     Where more than `MOST_HELD` have come, over `HELD_SECONDS`, the block hangs: then KeyboardInterrupt is
     raised in it. On another thread than the main one it does nothing: no interrupt comes there.
-
-    >>> with HeldInterrupts() as held:
-    ...     signal.raise_signal(signal.SIGINT)
-    ...     try:
-    ...         held.deliver()
-    ...     except KeyboardInterrupt:
-    ...         print("once")
-    once
     """
 
     def __init__(self) -> None:

@@ -77,13 +77,17 @@ def see_log(values: Mapping[str, float]) -> None:
         see_step("jax")
 
 
+NOT_TRAINED = ("val_", "val/", "valid", "test", "eval")
+"""How names of losses begin with which nothing is trained."""
+
+
 def has_loss(values: Mapping[str, float]) -> bool:
     """Return whether what a loop logs says that it trains.
 
-    >>> has_loss({"train/loss": 0.5}), has_loss({"val_loss": 0.5})
-    (True, False)
+    >>> has_loss({"train/loss": 0.5}), has_loss({"value_loss": 0.5}), has_loss({"val_loss": 0.5})
+    (True, True, False)
     """
-    return any("loss" in name and not name.startswith(("val", "test", "eval")) for name in values)
+    return any("loss" in name and not name.startswith(NOT_TRAINED) for name in values)
 
 
 def computes_with(package: str) -> bool:

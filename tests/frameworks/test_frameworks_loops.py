@@ -560,9 +560,10 @@ def test_a_fit_keeps_a_rate_that_was_asked_for_at_a_scheduled_0() -> None:
     assert found == [0.5, 0.5, 1]
 
 
-def test_a_rate_that_the_loop_sets_itself_is_used_as_it_is(made: list[float]) -> None:
+def test_a_rate_that_was_asked_for_multiplies_what_no_schedule_of_its_own_sets(made: list[float]) -> None:
+    """Neither ReduceLROnPlateau nor a loop's own assignment leaves a mark in the optimizer."""
     scheduled(made, {1: 0.5}, lambda optimizer: None, by_hand=(3, 0.05))
-    assert made == [0.1, 0.5, 0.5, 0.05, 0.05]
+    assert made == [0.1, 0.5, 0.5, 0.25, 0.25]
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")

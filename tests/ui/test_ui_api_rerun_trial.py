@@ -30,7 +30,6 @@ DRAWN_BY_TORCH = """
 import torch
 value = torch.rand(()).item() + lr
 """
-ALIKE = "alike = bool(nb.collective.all_reduce(value, 'min') == nb.collective.all_reduce(value, 'max'))"
 
 
 @pytest.mark.parametrize(
@@ -46,19 +45,6 @@ def test_a_trial_that_is_run_again_draws_the_same_numbers(
 ) -> None:
     sweep = run_sweep(trial, {"lr": [0.01]}, metric="value", framework=framework, cluster=cluster, live=False)
     assert sweep.rerun(sweep.wait(60).best.number).results["value"] == sweep.best.value  # type: ignore[union-attr]
-    sweep.leave()
-
-
-@pytest.mark.frameworks
-@pytest.mark.parametrize("framework", [None, "torch"])
-def test_shares_of_a_trial_draw_from_generators_of_their_own(cluster: Cluster, framework: str | None) -> None:
-    given: dict[str, Any] = {"metric": "value", "framework": framework, "per_trial": 2, "live": False}
-    sweep = run_sweep(DRAWN_BY_TORCH + ALIKE, {"lr": [0.01]}, cluster=cluster, **given)
-    best = sweep.wait(60).best
-    assert best is not None
-    run = sweep.rerun(best.number)
-    assert run.results["value"] == best.value
-    assert run.results["alike"] == (framework is not None)
     sweep.leave()
 
 

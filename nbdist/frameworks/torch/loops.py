@@ -62,7 +62,7 @@ def wrap(
     in a pass, where it is known. All replicas make the same passes and call ``optimizer.step`` at the same
     batches. *Stop* ends the pass, and the ``with`` where the next
     one begins, without an error. Schedulers of torch change the rate of the strategy's updates; a rate of the
-    live view multiplies the rest of the schedule.
+    live view multiplies the rest of the schedule, and rates that the loop sets itself.
 
     - ``model``: an nn.Module, made alike on every worker; at the end it has the trained weights
     - ``optimizer``: one of torch.optim that ``fit`` takes, of the model's parameters; its state is not used
@@ -306,9 +306,8 @@ class Batches:
         """Change the strategy's learning rate if a scheduler has changed the optimizer's."""
         rate, factor, replica = self._rates.rate, self._factor, self._training.replica
         multiplied = factor.state_dict()  # a user's rate takes the place of the one before this
-        if "initial_lr" not in self._optimizer.param_groups[0]:  # no scheduler of torch has put it there
-            factor.load_state_dict(1.0)
-        elif self._continues and multiplied and not isclose(rate, factor.scheduled):
+        scheduled = "initial_lr" in self._optimizer.param_groups[0]  # a scheduler of torch has put it there
+        if scheduled and self._continues and multiplied and not isclose(rate, factor.scheduled):
             self._miscounted(rate)
         if self._continues and self._follows:
             factor.scheduled = rate

@@ -113,10 +113,7 @@ class RunSpec:
     autoreload: tuple[str, ...] = ()
     """Which modules are reloaded before the body if they were edited, as `autoreloaded` names them."""
     generators: int | None = None
-    """What the global generators of NumPy, Python and PyTorch begin with; None leaves them as they are.
-
-    PyTorch's of replicas that a strategy trains differ, by their numbers.
-    """
+    """What the global generators of NumPy, Python and PyTorch begin with; None leaves them as they are."""
 
 
 @replies_only
@@ -250,9 +247,7 @@ def body_environment(live: ActiveRun, spec: RunSpec) -> Iterator[None]:
         if spec.generators is not None:
             np.random.seed(spec.generators % 2**32)
             random.seed(spec.generators)
-            # A share of a batch has its own dropout; a framework's own replicas begin with equal weights.
-            own = context.world.index if framework is None else 0
-            steered.enter_context(Patches(seeding(spec.generators + own), context.note))
+            steered.enter_context(Patches(seeding(spec.generators), context.note))
         if framework is not None:  # ends after `inner`, so that no interrupt cuts its end off
             steered.enter_context(seen_and_steered(framework, context))
         else:
