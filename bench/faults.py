@@ -11,7 +11,7 @@ next step of the training, "all" that until every worker trains, the new process
 updates that are not in the final count or, of replicas in step and sessions, steps that were made again. The
 accuracy is compared with that of the same program with the same seed and no fault.
 
-The rows 10, 12 to 15, 17 to 19, 23, 27, 28 and 31 are that of `bench.scenarios`: a line has the figures
+The rows 10, 12 to 15, 17 to 19, 23, 27, 28 and 31 are those of `bench.scenarios`: a line has the figures
 of one fault that is no signal to a task. `TESTED` names the test that shows each other row.
 
 Each row has its bounds; the exit status is 1 if one is not kept. A row that needs what this machine lacks

@@ -668,7 +668,7 @@ class Run(Labelled):
     # The end.
 
     def _finish(self) -> None:
-        """End the run. Where an interrupt cuts off a step that hangs, the next call goes on with the next."""
+        """End the run. Where an interrupt cuts off a step that hangs, the next call makes the rest."""
         while self._steps_before:
             self._steps_before.pop(0)()
         if not self.over:
