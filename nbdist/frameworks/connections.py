@@ -43,6 +43,19 @@ def sockets() -> Iterator[int]:
     return (inode for _, inode in _descriptors())
 
 
+def made_since(before: set[int], servers: Collection[int]) -> set[int]:
+    """Return the inodes of this process's connections but those in ``before``, and those of these ports.
+
+    ``servers`` are the ports of the tasks' own Servers, of which one may be connected to at any time.
+    """
+    found = set()
+    for inode, one in tcp_sockets(before):
+        with suppress(OSError):  # it listens, or has ended
+            if not {one.getsockname()[1], one.getpeername()[1]} & set(servers):
+                found.add(inode)
+    return found
+
+
 def shut_down_accepted(before: set[int], kept: int = 0, own: Collection[int] = ()) -> None:
     """Shut the connections down that listening sockets have accepted, except at the port ``kept``.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import socket
 import sys
 import threading
 import tomllib
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -16,7 +18,7 @@ import pytest
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, MissingExtra
 from nbdist.frameworks.base import Place, import_on_a_thread
-from nbdist.frameworks.connections import close_listeners, shut_down_accepted, sockets
+from nbdist.frameworks.connections import close_listeners, made_since, shut_down_accepted, sockets
 from nbdist.frameworks.environment import framework_environment
 from nbdist.frameworks.registry import FRAMEWORKS
 from nbdist.frameworks.torch.distributed import Torch
@@ -203,6 +205,18 @@ def test_accepted_connections_are_shut_down_except_those_of_older_sockets_and_of
             for pair in pairs:
                 for one in pair:
                     one.close()
+
+
+def test_a_connection_to_a_server_that_is_made_beside_a_group_is_not_the_groups() -> None:
+    with ExitStack() as ends:
+        server, group = (ends.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2))
+        before = set(sockets())
+        near, far = {}, {}
+        for one in (server, group):
+            near[one] = ends.enter_context(socket.create_connection(one.getsockname(), timeout=10))
+            far[one] = ends.enter_context(one.accept()[0])
+        found = made_since(before, [server.getsockname()[1]])
+        assert found == {os.fstat(one[group].fileno()).st_ino for one in (near, far)}
 
 
 def test_listening_sockets_are_closed_except_older_ones_and_one_port() -> None:

@@ -15,13 +15,19 @@ import os
 import socket
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from nbdist.errors import AbortedError, FailedPreconditionError
 from nbdist.frameworks.base import Framework, Place, import_on_a_thread
-from nbdist.frameworks.connections import close_listeners, is_lost_connection, shut_down_accepted, sockets
+from nbdist.frameworks.connections import (
+    close_listeners,
+    is_lost_connection,
+    made_since,
+    shut_down_accepted,
+    sockets,
+)
 from nbdist.frameworks.torch.store import connect_store, rendezvous_at
 from nbdist.runtime.groups import World
 from nbdist.wire.rpc.client import Peer
@@ -86,7 +92,8 @@ class Torch(Framework):
         peer = self._ends.enter_context(Peer(first.address, world.task.keys, name=first.name))
         store = connect_store(peer, world.run, self._check)
         self._ends.enter_context(rendezvous_at(store, port))
-        self._ends.enter_context(self._connections_noted())
+        servers = [int(info.address.rpartition(":")[2]) for info in world.task.roster]
+        self._ends.enter_context(self._connections_noted(servers))
         return {
             "TORCHELASTIC_RUN_ID": place.run,
             "TORCHELASTIC_RESTART_COUNT": "0",
@@ -97,8 +104,11 @@ class Torch(Framework):
         }
 
     @contextmanager
-    def _connections_noted(self) -> Iterator[None]:
-        """Note the connections of each group that is made, of which gloo makes some and accepts others."""
+    def _connections_noted(self, servers: Collection[int]) -> Iterator[None]:
+        """Note the connections of each group that is made, of which gloo makes some and accepts others.
+
+        Meanwhile another rank may connect to one of the tasks' Servers, which listen at these ports.
+        """
         from torch.distributed import distributed_c10d
 
         original = distributed_c10d._new_process_group_helper
@@ -108,7 +118,7 @@ class Torch(Framework):
             try:
                 return original(*args, **options)
             finally:
-                self._connections |= set(sockets()) - before
+                self._connections |= made_since(before, servers)
 
         distributed_c10d._new_process_group_helper = noted
         try:
