@@ -912,16 +912,17 @@ class Dataset:
             ("prefetch", AUTOTUNE if tunes else count), made, Execution(buffer=count, tunes=tunes)
         )
 
-    def ahead_of_training(self) -> Dataset:
+    def ahead_of_training(self, endless: bool = False) -> Dataset:
         """Return the same dataset, with a prefetch of 2 at its end where that pays: ``fit`` reads this one.
 
         It pays where the process has a second core and a stage does more than to copy rows of arrays; a
-        dataset that ends with a prefetch, or is read by data tasks, is returned as it is.
+        dataset that ends with a prefetch, or is read by data tasks, is returned as it is. ``endless``
+        repeats it for ever, unless it is without end already.
         """
+        found = self.repeat() if endless and not self.endless else self
         kinds = [stage.step[0] for stage in stages_of(self._stage.blocks)]
-        if not pays_ahead(kinds, count_cores()):
-            return self
-        found = self.prefetch(AHEAD)
+        if pays_ahead(kinds, count_cores()):
+            found = found.prefetch(AHEAD)
         found._openings, found._skipped = self._openings, self._skipped  # its passes are passes of this one
         return found
 

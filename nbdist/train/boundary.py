@@ -115,6 +115,12 @@ class Boundary:
         rates = {rate_of(replica) for replica in self._replicas()} - {None}
         self._context.progress.learning_rate = rates.pop() if len(rates) == 1 else None
 
+    def drop_rate_of_fit(self) -> None:
+        """Forget a learning rate that a callback has set, and that no step has taken yet."""
+        control = self._context.control
+        if control.rates == control.rates_of_fit:
+            self.rates_handled = self._context.rates_handled = control.rates
+
     def end(self) -> None:
         """Handle requests since the last step; the parameters are final."""
         self._save_if_asked(final=True)

@@ -28,8 +28,14 @@ class Callback:
     def on_train_begin(self) -> None:
         """Run before the first step."""
 
+    def on_epoch_begin(self, epoch: int) -> None:
+        """Run before the first step of an epoch: ``epoch`` is its number from 0, as in Keras."""
+
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
-        """Run after a complete epoch: ``epoch`` is its number from 1, ``logs`` its mean loss and metrics."""
+        """Run after a complete epoch: ``epoch`` is its number from 0, ``logs`` its mean loss and metrics.
+
+        Values that it adds to ``logs`` are in the history, too.
+        """
 
     def on_train_end(self) -> None:
         """Run after the last step."""
@@ -136,6 +142,11 @@ class History:
         for callback in self._callbacks:
             callback.on_train_begin()
 
+    def begin_epoch(self, epoch: int) -> None:
+        """Run the callbacks before an epoch."""
+        for callback in self._callbacks:
+            callback.on_epoch_begin(epoch)
+
     def step(
         self,
         step: int,
@@ -193,12 +204,12 @@ class History:
         logs = self._of_epoch() | self._validation
         self._sums, self._count, self._validation = {}, 0, {}
         self.epoch.append(epoch)
+        for callback in self._callbacks if whole else ():
+            callback.on_epoch_end(epoch, logs)
         if self._context is not None:
             self._context.last_epoch = logs
         for name, value in logs.items():
             self.history.setdefault(name, []).append(value)
-        for callback in self._callbacks if whole else ():
-            callback.on_epoch_end(epoch, logs)
         if self._context is not None and not self._context.quiet:
             measured = ", ".join(f"{name} {value:.4f}" for name, value in logs.items())
             print(f"epoch {epoch + 1}: {measured}{self._of}")

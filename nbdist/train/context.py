@@ -175,6 +175,8 @@ class Control:
     rate: float = 0.0
     """The learning rate that was asked for last, if ``rates`` is above 0."""
     rates: int = 0
+    rates_of_fit: int = 0
+    """The number of the rate that a fit has last set for itself, of ``rates``."""
     """How often a learning rate was asked for."""
     checkpoint: int = 0
     """The number of the checkpoint that was asked for last."""
@@ -232,6 +234,12 @@ class Control:
         with self._changed:
             self.rate, self.rates = rate, self.rates + 1
             self._notify()
+
+    def set_rate_of_fit(self, rate: float) -> None:
+        """Request another learning rate for the rest of this training; the next one begins with its own."""
+        with self._changed:
+            self.set_rate(rate)
+            self.rates_of_fit = self.rates
 
     def ask_checkpoint(self, number: int) -> None:
         """Request a checkpoint; the answer has this number."""

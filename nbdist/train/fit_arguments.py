@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbdist.errors import InvalidArgumentError
+from nbdist.errors import InvalidArgumentError, choices
 from nbdist.numbers import is_whole
 from nbdist.train.callbacks import Callback
 
@@ -30,10 +30,16 @@ def fit_counts(epochs: Any, steps_per_epoch: Any, **others: Any) -> tuple[int, i
 def own_callbacks(callbacks: Any, model: Any) -> Sequence[Callback]:
     """Return the callbacks of a ``fit``, which know its model from now on.
 
-    Raises InvalidArgumentError for anything but a list of Callback.
+    Raises InvalidArgumentError for anything but a list of Callback, and for a method that is not called.
     """
     if not isinstance(callbacks, (list, tuple)) or not all(isinstance(one, Callback) for one in callbacks):
         raise InvalidArgumentError(f"fit: callbacks is a list of nb.train.Callback, got {callbacks!r}")
+    called = [name for name in dir(Callback) if name.startswith("on_")]
     for callback in callbacks:
+        for name in dir(type(callback)):
+            if name.startswith("on_") and name not in called:
+                raise InvalidArgumentError(
+                    f"{type(callback).__name__}.{name}() would not be called; {choices(name, called)}"
+                )
         callback.model = model
     return callbacks

@@ -143,8 +143,11 @@ def _train(
                 context.progress.step = context.progress.total
             print(f"fit() call {context.trainings} has ended on the other workers: it is left out here")
             return History((), context, model.metric_names)
-        _epochs(one, epochs, validate, bool(callbacks))
-        one.finish()
+        try:
+            _epochs(one, epochs, validate, bool(callbacks))
+            one.finish()
+        finally:
+            one.driver.boundary.drop_rate_of_fit()
     return history
 
 
@@ -155,6 +158,9 @@ def _epochs(training: Training, epochs: int, validate: Validate | None, has_call
     for epoch in range(batches.cursor.epoch, epochs):
         context.progress.epoch, context.progress.epochs = epoch + 1, epochs
         training.driver.boundary.show_rate()  # a callback may have set it
+        history.begin_epoch(epoch)
+        if batches.cursor.batches:  # a resumed training continues within it, at the rate that it had
+            training.driver.boundary.drop_rate_of_fit()
         dataset = batches.dataset
         skipped = dataset.skipped
         continues = loop.epoch(batches.next_epoch())

@@ -357,10 +357,16 @@ class DataCursor:
     """How often each shuffle had been opened when the pass began that the next batch is of."""
 
 
+def batches_of_pass(dataset: Dataset) -> int | None:
+    """Return how many batches each pass has, if that is known and it opens each shuffle once."""
+    return None if any(step[0] == "repeat" for step in dataset.steps) else dataset.cardinality()
+
+
 class EpochBatches:
     """One pass over ``dataset`` for each epoch, or one for all if it is endless.
 
-    With ``reuse_buffers`` a batch is valid until the next one is taken.
+    With ``reuse_buffers`` a batch is valid until the next one is taken. ``once`` is how many batches an
+    endless dataset has before it begins anew, if that is known.
     """
 
     def __init__(
@@ -372,24 +378,24 @@ class EpochBatches:
         check: Callable[[], object],
         meter: Meter | None = None,
         reuse_buffers: bool = True,
+        once: int | None = None,
     ) -> None:
-        self._reuse = reuse_buffers
+        self._reuse, self._once = reuse_buffers, once
         self._strategy, self.dataset, self._steps, self._check = strategy, dataset, steps, check
         self._meter = meter
         if cursor.opened is not None:
             dataset.reopen(cursor.opened)
         self._opened, self._epoch, self._batches = dataset.opened, cursor.epoch, cursor.batches
         self._within = False
-        endless = dataset.endless and steps is not None  # else each pass is one of its own
-        self._endless = strategy.batches(dataset, meter, reuse_buffers) if endless else None
-        self._current = self._endless
+        self._is_endless = dataset.endless and steps is not None  # else each pass is one of its own
+        self._current: Iterator[Batch] | None = None
         self._over = cursor.batches
-        if self._endless is not None:
+        if self._is_endless:
             self._over += cursor.epoch * (steps or 0)
 
     def change_dataset(self, dataset: Dataset) -> None:
         """Make the next passes through another dataset, in the orders that follow those so far."""
-        if self._endless is None:
+        if not self._is_endless:
             if len(dataset.opened) == len(self.dataset.opened):
                 dataset.reopen(self.dataset.opened)
             self.dataset = dataset
@@ -397,7 +403,7 @@ class EpochBatches:
     @property
     def cursor(self) -> DataCursor:
         """The position of the training between two epochs, or after the last step."""
-        begun = self._within or self._endless is not None
+        begun = self._within or self._is_endless
         return DataCursor(self._epoch, self._batches, self._opened if begun else self.dataset.opened)
 
     def cursor_within(self, steps: int) -> DataCursor:
@@ -410,13 +416,13 @@ class EpochBatches:
 
         Batches are counted without making them where the order of each epoch follows from its number.
         """
-        per_epoch = self._per_epoch()
-        if self._endless is not None:
+        per_epoch = batches_of_pass(self.dataset)
+        if self._is_endless:
             self._over += steps
             self._epoch, self._batches = divmod(self._over, self._steps or self._over + 1)
             return
         steps += self._batches
-        if per_epoch is not None and not any(step[0] == "repeat" for step in self.dataset.steps):
+        if per_epoch is not None:
             epochs, self._batches = divmod(steps, per_epoch)
             self._epoch += epochs
             self.dataset.reopen(tuple(count + epochs for count in self.dataset.opened))
@@ -424,7 +430,7 @@ class EpochBatches:
             return
         while steps:
             opened = self.dataset.opened
-            batches = itertools.islice(self._strategy.batches(self.dataset), self._steps)
+            batches = self._strategy.batches(self.dataset)
             passed = 0
             for _ in itertools.islice(batches, steps):
                 self._check()
@@ -437,19 +443,18 @@ class EpochBatches:
                 return  # the loop reports that the dataset is empty
             steps, self._epoch = steps - passed, self._epoch + 1
 
-    def _per_epoch(self) -> int | None:
-        """Return the number of batches of an epoch, None if only a pass tells."""
-        count = self.dataset.cardinality()
-        return count if self._steps is None or count is None else min(count, self._steps)
-
     def next_epoch(self) -> Iterator[Batch]:
         """Return the batches of the next epoch that are still to come."""
-        batches = self._endless
-        if batches is None:
+        if not self._is_endless:
             self._opened, self._within = self.dataset.opened, True
+        elif self._over and self._once:
+            passes, self._over = divmod(self._over, self._once)
+            self.dataset.reopen(tuple(count + passes for count in self.dataset.opened))
+        if not self._is_endless or self._current is None:
             batches = self._strategy.batches(self.dataset, self._meter, self._reuse)
             self.close()
             self._current = batches
+        batches = self._current
         for number in range(self._over):  # skipped, so that the batches after them are those that followed
             self._check()
             if next(batches, None) is None:

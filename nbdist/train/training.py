@@ -34,7 +34,7 @@ from nbdist.train.device import on_device
 from nbdist.train.fixed import share_fixed
 from nbdist.train.loss_scaling import LossScaling
 from nbdist.train.replica import Replica, ReplicaLeft, RetryStep, arrays_computed_with, rate_of, step_program
-from nbdist.train.resume import DataCursor, EpochBatches
+from nbdist.train.resume import DataCursor, EpochBatches, batches_of_pass
 from nbdist.train.resume_loop import Config, ResumeAdapter
 from nbdist.train.schedule import RateAt, RateSchedule
 from nbdist.train.step import Batch, Step, StepDriver
@@ -78,10 +78,11 @@ def opened(
     context.trainings += 1
     progress.trainings = context.trainings
     resume = ResumeAdapter(context, model, optimizer, history, config)
-    cursor = DataCursor()
+    cursor, once = DataCursor(), None
     if dataset is not None:
         dataset, cursor = resume.begin(dataset, steps_per_epoch)
-        dataset = dataset.ahead_of_training()
+        once = batches_of_pass(dataset)
+        dataset = dataset.ahead_of_training(endless=steps_per_epoch is not None)
     _begin_progress(context, dataset, epochs, steps_per_epoch)
     _require_room(context, model, optimizer)
     share_fixed(context, model)
@@ -108,6 +109,7 @@ def opened(
             task = context.world.task
             owner = f"{task.job} {task.index}" if task else f"replica {strategy.replica_index}"
             history.share = f"{owner}'s share of each batch"
+        progress.learning_rate = rate_of(replica)
         history.begin(replica.notes)
         if context.step_log is not None:
             context.step_log.begin(replica)
@@ -123,7 +125,7 @@ def opened(
         if dataset is not None:
             batches = training.batches = EpochBatches(
                 strategy, dataset, steps_per_epoch, cursor, context.control.check, context.input_meter,
-                reuse_buffers=replica.overlap is None,
+                reuse_buffers=replica.overlap is None, once=once,
             )  # fmt: skip
             if joins_at:
                 batches.advance(joins_at)
@@ -556,8 +558,6 @@ def _begin_progress(context: Context, dataset: Dataset | None, epochs: int | Non
         progress.total = None
         return
     per_epoch = steps if dataset.endless else dataset.cardinality()
-    if per_epoch is not None and steps is not None:
-        per_epoch = min(per_epoch, steps)
     if dataset.endless and steps is None:
         raise InvalidArgumentError(
             "the dataset repeats for ever: say how long an epoch is with fit(steps_per_epoch=...), "

@@ -200,6 +200,18 @@ RATES = {
 }
 
 
+AFTERWARDS = """
+history = history.history
+last = [float(one.optimizer.learning_rate) for one in (model, plain)]
+model = nb.frameworks.keras.wrap(make())
+model.fit(x, y, **how)
+afterwards = model.get_weights()
+plain = make()
+plain.fit(x, y, **how)
+expected_afterwards = plain.get_weights()
+"""
+
+
 @pytest.mark.parametrize(
     ("backend", "case"),
     matrix(
@@ -209,9 +221,14 @@ RATES = {
 def test_learning_rates_change_at_the_steps_of_keras(cluster: Cluster, backend: str, case: str) -> None:
     optimizer, callback, strategy = RATES[case]
     more = f"callbacks=[keras.callbacks.{callback}], validation_data=(x, y)" if callback else ""
-    text = body(backend, optimizer, COMPARED, more)
-    results = start_run(text, TOGETHER[strategy][0], cluster=cluster).wait().results
+    results = start_run(
+        body(backend, optimizer, COMPARED + AFTERWARDS, more), TOGETHER[strategy][0], cluster=cluster
+    ).wait().results  # fmt: skip
     require_equal(results["weights"], results["own"])
+    require_equal(results["afterwards"], results["expected_afterwards"])  # a model has rates of its own
+    rates = [results[name].get("learning_rate", []) for name in ("history", "expected")]
+    np.testing.assert_allclose(*rates, rtol=1e-5)
+    assert results["last"][0] == pytest.approx(results["last"][1])
 
 
 WEIGHTS = "np.linspace(0, 2, 24, dtype=np.float32)"
@@ -220,7 +237,7 @@ WEIGHTS = "np.linspace(0, 2, 24, dtype=np.float32)"
 @pytest.mark.parametrize(
     ("backend", "more"),
     [
-        ("jax", f"sample_weight={WEIGHTS}, validation_split=0.25"),
+        ("jax", f"sample_weight={WEIGHTS}, validation_split=0.25, steps_per_epoch=1"),
         ("torch", "class_weight={0: 0.5, 1: 3.0, -2: 2.0}, validation_split=0.25"),
     ],
 )
@@ -237,11 +254,16 @@ a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
 model = keras.Model([a, b], keras.layers.BatchNormalization()(keras.layers.Dense(1)(a + b)))
 model.compile("sgd", "mse")
 class Seen(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        begun.append(epoch)
+    def on_test_begin(self, logs=None):
+        begun.append("test")
     def on_epoch_end(self, epoch, logs=None):
         seen.append((sorted(logs), error()))
+        logs |= {"twice": np.float32(2 * epoch), "name": "late"}
 def error():
     return float(np.square(model.predict({"a": x, "b": x}, verbose=0) - y).mean())
-seen = []
+seen, begun = [], []
 stop = keras.callbacks.EarlyStopping("val_loss", mode="max", patience=1, restore_best_weights=True)
 rows = nb.data.Dataset.from_arrays({"a": x, "b": x}, y).batch(12)
 history = nb.frameworks.keras.fit(model, rows, epochs=6, callbacks=[Seen(), stop], validation_data=rows)
@@ -260,6 +282,8 @@ def test_callbacks_see_and_restore_the_weights_of_a_model_of_several_inputs(
     np.testing.assert_allclose([error for _, error in seen], validated, rtol=1e-3)
     assert len(seen) == 2  # val_loss falls, and "max" calls that worse
     assert results["error"] == pytest.approx(validated[0], rel=1e-3)
+    assert results["begun"] == [0, "test", 1, "test"]
+    assert results["history"]["twice"] == [0, 2]
 
 
 LISTS = """

@@ -198,9 +198,13 @@ def test_an_endless_dataset_is_not_begun_again_each_epoch() -> None:
     assert {3, 4, 5} <= set(seen)
 
 
-def test_steps_per_epoch_cut_a_finite_dataset() -> None:
-    assert classifier().fit(batches(60, 10), epochs=2, steps_per_epoch=4).global_step == 8
-    assert classifier().fit(batches(60, 10), epochs=2, steps_per_epoch=40).global_step == 12
+@pytest.mark.parametrize(("epochs", "steps"), [(3, 4), (4, 3), (2, 6), (1, 12)])
+def test_epochs_of_a_number_of_steps_go_on_through_the_data(epochs: int, steps: int) -> None:
+    model, cut = classifier(), classifier()
+    model.fit(batches(60, 10), epochs=2)
+    assert cut.fit(batches(60, 10), epochs=epochs, steps_per_epoch=steps).global_step == 12
+    for one, other in zip(model.get_weights(), cut.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_generator_is_gone_through_once_an_epoch() -> None:

@@ -309,6 +309,37 @@ def test_early_stopping_waits_for_its_patience(
     assert stops_after(stop, values) == expected  # a new training resets it
 
 
+def test_a_callback_has_methods_for_trainings_and_epochs_only() -> None:
+    class Rates(Callback):
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def on_epoch_begin(self, epoch: int) -> None:
+            self.seen.append(epoch)
+            contexts.current().control.set_rate_of_fit(0.5)
+
+        def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+            logs["epochs"] = epoch + 1
+            self.seen.append(contexts.current().progress.learning_rate)
+            contexts.current().control.set_rate_of_fit(0.25)
+
+    class Misspelt(Callback):
+        def on_epochs_end(self, epoch: int, logs: dict[str, float]) -> None: ...
+
+    model, rates = Sequential([Dense(1)], seed=0), Rates()
+    model.compile(SGD(0.1), "mse")
+    x = np.ones((8, 2), np.float32)
+    with contexts.use(Context(OneDeviceStrategy())) as context:
+        history = model.fit(x, x[:, :1], epochs=2, callbacks=[rates])
+        assert rates.seen == [0, 0.5, 1, 0.5]
+        assert history["epochs"] == [1, 2]
+        model.compile(SGD(0.1), "mse")
+        model.fit(x, x[:, :1])
+    assert context.progress.learning_rate == 0.1  # the rate of a training ends with it
+    with pytest.raises(InvalidArgumentError, match=r"Misspelt\.on_epochs_end\(\) would not.*on_epoch_end"):
+        model.fit(x, x[:, :1], callbacks=[Misspelt()])
+
+
 def test_a_history_is_like_keras_and_round_trips() -> None:
     history = History(metric_names=["accuracy"])
     for epoch in range(2):

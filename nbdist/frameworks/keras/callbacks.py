@@ -30,7 +30,12 @@ class KerasCallbacks(Callback):
     """
 
     def __init__(
-        self, trained: KerasModel, callbacks: Sequence[Any], epochs: int, sets_rate: bool = True
+        self,
+        trained: KerasModel,
+        callbacks: Sequence[Any],
+        epochs: int,
+        steps: int | None,
+        sets_rate: bool = True,
     ) -> None:
         import keras
 
@@ -40,28 +45,48 @@ class KerasCallbacks(Callback):
             refuse_batches(one)
         chosen = [one for one in callbacks if current().is_chief or not of_the_chief(one)]
         self._trained, self._model, self._sets_rate = trained, trained.compiled.model, sets_rate
-        params = {"verbose": 0, "epochs": epochs, "steps": None}
-        self._all = keras.callbacks.CallbackList(chosen, model=self._model, **params)
+        self._chosen = chosen
+        self._params = {"verbose": 0, "epochs": epochs, "steps": steps}
         self._weights: list[Any] | None = None
 
     def on_train_begin(self) -> None:
-        """Begin the training and its first epoch."""
+        """Begin the training; an error of a callback here is one of the training, which ends for all."""
+        import keras
+
         self._model.stop_training = False
+        self._all = keras.callbacks.CallbackList(self._chosen, model=self._model, **self._params)
+        self._trained.compiled.callbacks = self._all
+        self._take_rate()  # a resumed training has that of its state
         with self._rate_set():
             self._all.on_train_begin()
-            self._all.on_epoch_begin(0)
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        """Begin an epoch."""
+        with self._rate_set():
+            self._all.on_epoch_begin(epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
-        """End an epoch, and begin the next; Keras counts from 0."""
+        """End an epoch; what callbacks add to the ``logs`` is in the history."""
         self._trained.show()
-        shown = current().progress.learning_rate
-        if self._sets_rate and shown is not None:  # the live view may have changed it
-            self._model.optimizer.learning_rate = shown
+        self._take_rate()
         with self._rate_set():
-            self._all.on_epoch_end(epoch, dict(logs))
-            self.stop_training = bool(self._model.stop_training)
-            if not self.stop_training:
-                self._all.on_epoch_begin(epoch + 1)
+            for one in self._chosen:
+                one.on_epoch_end(epoch, logs)
+        for name, value in list(logs.items()):
+            if np.ndim(value) or not isinstance(value, (int, float, np.ndarray, np.number)):
+                current().note(
+                    f"{name}, which a callback gives of an epoch, is no number: it is in no history"
+                )
+                del logs[name]
+            else:
+                logs[name] = float(value)
+        self.stop_training = bool(self._model.stop_training)
+
+    def _take_rate(self) -> None:
+        """Give Keras's optimizer the rate of the last update, which the live view may have changed."""
+        shown = current().progress.learning_rate
+        if self._sets_rate and shown is not None:
+            self._model.optimizer.learning_rate = shown
 
     @contextmanager
     def _rate_set(self) -> Iterator[None]:
@@ -70,7 +95,7 @@ class KerasCallbacks(Callback):
         yield
         after = float(self._model.optimizer.learning_rate)
         if self._sets_rate and after != before:
-            current().control.set_rate(float(str(np.float32(after))))  # 0.1, and not 0.10000000149
+            current().control.set_rate_of_fit(float(str(np.float32(after))))  # 0.1, and not 0.10000000149
 
     def on_train_end(self) -> None:
         """End the training, with the trained weights; a callback may give the model other ones."""

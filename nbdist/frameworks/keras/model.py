@@ -38,6 +38,8 @@ class Compiled:
 
     def __init__(self, model: Any, spec: Any) -> None:
         self.model = model
+        self.callbacks: Any = None
+        """Keras's list of the callbacks of a training, which hear of validations, too."""
         batch = [np.zeros([2 if n is None else n for n in one.shape], one.dtype) for one in leaves_of(spec)]
         x, y, *weights = rebuild(spec, [part[:2] for part in batch])
         predicted = model(x)
@@ -254,12 +256,12 @@ class Compiled:
         if isinstance(data, Dataset):
             with warnings.catch_warnings():  # Keras takes the end of an iterator for a lack of data
                 warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)
-                found = self.model.evaluate(iter(data), verbose=0, return_dict=True)
+                found = self.model.evaluate(iter(data), verbose=0, return_dict=True, callbacks=self.callbacks)
         else:
             x, y, *weights = data
             self.check(y, are_weighted=bool(weights))
             how = dict(zip(["sample_weight"], weights, strict=False))
-            found = self.model.evaluate(x, y, **how, verbose=0, return_dict=True)
+            found = self.model.evaluate(x, y, **how, verbose=0, return_dict=True, callbacks=self.callbacks)
         return {name: float(value) for name, value in found.items()}
 
 

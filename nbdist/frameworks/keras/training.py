@@ -64,7 +64,8 @@ def fit(
     - ``shuffle``: whether the examples of arrays are shuffled
     - ``class_weight``: weights of classes by number, 0 or more; None for 1
     - ``sample_weight``: a weight of each example, 0 or more, for arrays; None for 1
-    - ``steps_per_epoch``: steps of an epoch, 1 or more; None for one pass through the data
+    - ``steps_per_epoch``: steps of an epoch, 1 or more; it goes on where the one before ended. None for
+      one pass through the data
     - ``nan``: for steps with a NaN or infinite loss or gradient: "stop" raises NanLossError, "skip" leaves
       them out
 
@@ -93,7 +94,9 @@ def fit(
         validate = partial(trained.evaluated, data=held_out)
     own = own_callbacks([one for one in callbacks or () if isinstance(one, Callback)], model)
     rate_at = scheduled_rate(model.optimizer)
-    adapters = [KerasCallbacks(trained, theirs, epochs, sets_rate=rate_at is None)] if theirs else []
+    epochs = context.options.epochs or epochs
+    steps = steps_per_epoch or batches.dataset.cardinality()
+    adapters = [KerasCallbacks(trained, theirs, epochs, steps, rate_at is None)] if theirs else []
     try:
         with use_here(context):
             context.note_fit(model)

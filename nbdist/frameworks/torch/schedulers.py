@@ -46,7 +46,7 @@ class Plateau(Callback):
         self._scheduler.step(logs[self._monitor])
         rate = self._groups.rate
         if rate != shown:
-            current().control.set_rate(rate)
+            current().control.set_rate_of_fit(rate)
 
 
 def checked_scheduler(scheduler: Any, optimizer: Any, interval: str) -> None:
