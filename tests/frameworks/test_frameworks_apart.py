@@ -92,7 +92,6 @@ class Model(torch.nn.Module):
         return {"loss": (self.linear(x) ** 2).mean()}
 given = TrainingArguments(
     tempfile.mkdtemp(), max_steps=2, per_device_train_batch_size=2, save_strategy="no", report_to=[],
-    use_cpu=True,
 )
 """
 TRAINER = """

@@ -191,7 +191,6 @@ class Model(torch.nn.Module):
 folder = tempfile.mkdtemp()
 given = TrainingArguments(
     folder, max_steps=4, logging_steps=2, per_device_train_batch_size=2, save_strategy="no", report_to=[],
-    use_cpu=True,
 )
 Trainer(Model(), given, train_dataset=[{"x": torch.ones(4)} for _ in range(16)]).train()
 import shutil; shutil.rmtree(folder, ignore_errors=True)

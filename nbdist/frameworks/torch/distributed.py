@@ -83,12 +83,13 @@ class Torch(Framework):
         """Connect to the store; return what torchrun sets beside the ranks.
 
         gloo stays on the loopback device of a single host. TORCHELASTIC_USE_AGENT_STORE is not set: groups
-        of processes that a body starts by itself have no store of an agent. No rank leaves
+        of processes that a body starts by itself have no store of an agent. Without a GPU, Accelerate and the
+        Trainer of transformers see ranks only where they are told to use the CPU. No rank leaves
         init_process_group() before all have made the group: one whose body ends then would close connections
         that another is still making.
         """
         assert world.task is not None
-        first = world.infos[0]
+        first, on_cpu = world.infos[0], world.task.device == "CPU:0"
         peer = self._ends.enter_context(Peer(first.address, world.task.keys, name=first.name))
         store = connect_store(peer, world.run, self._check)
         self._ends.enter_context(rendezvous_at(store, port))
@@ -101,6 +102,7 @@ class Torch(Framework):
             "TORCH_DIST_INIT_BARRIER": os.environ.get("TORCH_DIST_INIT_BARRIER", "1"),
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
             **({"GLOO_SOCKET_IFNAME": loopback_device()} if place.one_host else {}),
+            **({"ACCELERATE_USE_CPU": os.environ.get("ACCELERATE_USE_CPU", "true")} if on_cpu else {}),
         }
 
     @contextmanager
