@@ -153,22 +153,23 @@ def changes() -> dict[str, Change]:
     def accelerate(module: ModuleType, patches: Patches) -> None:
         patches.follow(module.Accelerator, "__init__", accelerators.add)
         for name in ("prepare", "backward"):
-            patches.replace(module.Accelerator, name, partial(_checked_accelerator, accelerators))
+            patches.wrap(module.Accelerator, name, partial(_checked_accelerator, accelerators))
 
     def accelerate_data(module: ModuleType, patches: Patches) -> None:
-        patches.replace(module.DataLoaderStateMixin, "begin", _checked_loader)
+        patches.wrap(module.DataLoaderStateMixin, "begin", _checked_loader)
 
     def transformers_arguments(module: ModuleType, patches: Patches) -> None:
         patches.follow(module.TrainingArguments, "__post_init__", arguments.append)
 
     def transformers_trainer(module: ModuleType, patches: Patches) -> None:
-        patches.replace(module.Trainer, "__init__", partial(_with_arguments, arguments))
+        patches.wrap(module.Trainer, "__init__", partial(_with_arguments, arguments))
 
     def distributed_module(module: ModuleType, patches: Patches) -> None:
         patches.replace(module.DistributedDataParallel, "forward", _checked_module)
 
     def distributed_sampler(module: ModuleType, patches: Patches) -> None:
-        patches.replace(module.DistributedSampler, "__iter__", _noting_same_order)
+        passed: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
+        patches.wrap(module.DistributedSampler, "__iter__", partial(_noting_same_order, passed))
 
     return {
         "accelerate.accelerator": accelerate,
@@ -180,42 +181,32 @@ def changes() -> dict[str, Change]:
     }
 
 
-def _checked_accelerator(made: WeakSet[Any], original: Any) -> Any:
+def _checked_accelerator(
+    made: WeakSet[Any], original: Any, accelerator: Any, *args: Any, **options: Any
+) -> Any:
     """Refuse an Accelerator of an earlier cell."""
-
-    def call(accelerator: Any, *args: Any, **options: Any) -> Any:
-        if accelerator not in made:
-            raise FailedPreconditionError(EARLIER.format("this Accelerator was made"))
-        context = current()
-        context.trainer = context.trainer or "accelerate"
-        return original(accelerator, *args, **options)
-
-    return call
+    if accelerator not in made:
+        raise FailedPreconditionError(EARLIER.format("this Accelerator was made"))
+    context = current()
+    context.trainer = context.trainer or "accelerate"
+    return original(accelerator, *args, **options)
 
 
-def _checked_loader(original: Any) -> Any:
+def _checked_loader(original: Any, loader: Any) -> Any:
     """Refuse a DataLoader that an Accelerator of an earlier cell has prepared, unless there is one here."""
-
-    def begin(loader: Any) -> Any:
-        if not vars(loader.gradient_state):
-            raise FailedPreconditionError(EARLIER.format("the Accelerator of this DataLoader was made"))
-        return original(loader)
-
-    return begin
+    if not vars(loader.gradient_state):
+        raise FailedPreconditionError(EARLIER.format("the Accelerator of this DataLoader was made"))
+    return original(loader)
 
 
-def _with_arguments(made: list[Any], original: Any) -> Any:
+def _with_arguments(made: list[Any], original: Any, trainer: Any, *args: Any, **options: Any) -> None:
     """Have a Trainer with the TrainingArguments of an earlier cell look for a process group anew."""
-
-    def initialize(trainer: Any, *args: Any, **options: Any) -> None:
-        given = options.get("args", args[1] if len(args) > 1 else None)
-        if given is not None and not any(one is given for one in made):
-            vars(given).pop("_setup_devices", None)
-            _ = given._setup_devices  # before the Trainer makes an Accelerator
-            made.append(given)
-        original(trainer, *args, **options)
-
-    return initialize
+    given = options.get("args", args[1] if len(args) > 1 else None)
+    if given is not None and not any(one is given for one in made):
+        vars(given).pop("_setup_devices", None)
+        _ = given._setup_devices  # before the Trainer makes an Accelerator
+        made.append(given)
+    original(trainer, *args, **options)
 
 
 def _checked_module(original: Any) -> Any:
@@ -235,18 +226,15 @@ def _checked_module(original: Any) -> Any:
     return forward
 
 
-def _noting_same_order(original: Any) -> Any:
+def _noting_same_order(
+    passed: WeakKeyDictionary[Any, tuple[int, int]], original: Any, sampler: Any
+) -> Iterator[int]:
     """Note that a sampler that shuffles begins another whole pass in the order of the one before."""
-    passed: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
-
-    def iterate(sampler: Any) -> Iterator[int]:
-        order = sampler.seed, sampler.epoch
-        if sampler.shuffle and passed.get(sampler) == order:
-            current().note(
-                f"a DistributedSampler gives the order of its last pass again, since its epoch is still "
-                f"{sampler.epoch}: call set_epoch(epoch) of the sampler before each pass"
-            )
-        yield from original(sampler)
-        passed[sampler] = order
-
-    return iterate
+    order = sampler.seed, sampler.epoch
+    if sampler.shuffle and passed.get(sampler) == order:
+        current().note(
+            f"a DistributedSampler gives the order of its last pass again, since its epoch is still "
+            f"{sampler.epoch}: call set_epoch(epoch) of the sampler before each pass"
+        )
+    yield from original(sampler)
+    passed[sampler] = order

@@ -49,18 +49,26 @@ class Patches(MetaPathFinder):
         setattr(owner, name, make(before))
         self._undo.append((lambda: setattr(owner, name, before)) if own else (lambda: delattr(owner, name)))
 
+    def wrap(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        """Have ``owner.name(...)`` return ``call(what it was, ...)`` until the end."""
+
+        def make(original: Any) -> Any:
+            def called(*args: Any, **options: Any) -> Any:
+                return call(original, *args, **options)
+
+            return called
+
+        self.replace(owner, name, make)
+
     def follow(self, owner: Any, name: str, then: Callable[[Any], object]) -> None:
         """Call ``then`` with an object of a class after each call of its method ``name``, until the end."""
 
-        def make(original: Any) -> Any:
-            def call(one: Any, *args: Any, **options: Any) -> Any:
-                result = original(one, *args, **options)
-                then(one)
-                return result
+        def call(original: Any, one: Any, *args: Any, **options: Any) -> Any:
+            result = original(one, *args, **options)
+            then(one)
+            return result
 
-            return call
-
-        self.replace(owner, name, make)
+        self.wrap(owner, name, call)
 
     def append(self, values: list[Any], value: Any) -> None:
         """Append to a list until the end, unless the value is there."""

@@ -75,32 +75,28 @@ def _lightning(module: ModuleType, patches: Patches) -> None:
         def on_test_end(self, trainer: Any, model: Any) -> None:
             report(trainer.callback_metrics, trainer.global_step)
 
-    def make(init: Any) -> Any:
-        def initialize(trainer: Any, *args: Any, **options: Any) -> None:
-            given = options.get("callbacks") or []
-            given = given if isinstance(given, (list, tuple)) else [given]
-            if not any(isinstance(one, module.callbacks.ProgressBar) for one in given):
-                options.setdefault("enable_progress_bar", False)
-            init(trainer, *args, **options)
-            if not options.get("barebones"):  # that is to measure Lightning's own overhead
-                trainer.callbacks.append(Reporter())
+    def initialize(init: Any, trainer: Any, *args: Any, **options: Any) -> None:
+        given = options.get("callbacks") or []
+        given = given if isinstance(given, (list, tuple)) else [given]
+        if not any(isinstance(one, module.callbacks.ProgressBar) for one in given):
+            options.setdefault("enable_progress_bar", False)
+        init(trainer, *args, **options)
+        if not options.get("barebones"):  # that is to measure Lightning's own overhead
+            trainer.callbacks.append(Reporter())
 
-        return initialize
-
-    patches.replace(module.Trainer, "__init__", make)
+    patches.wrap(module.Trainer, "__init__", initialize)
 
 
 def _accelerate(module: ModuleType, patches: Patches) -> None:
     """Have ``Accelerator.log`` report what it is given, on every rank."""
 
-    def make(original: Any) -> Any:
-        def logged(accelerator: Any, values: dict[str, Any], step: int | None = None, **options: Any) -> Any:
-            report(values, step)
-            return original(accelerator, values, step=step, **options)
+    def logged(
+        original: Any, accelerator: Any, values: dict[str, Any], step: int | None = None, **options: Any
+    ) -> Any:
+        report(values, step)
+        return original(accelerator, values, step=step, **options)
 
-        return logged
-
-    patches.replace(module.Accelerator, "log", make)
+    patches.wrap(module.Accelerator, "log", logged)
 
 
 def _transformers(module: ModuleType, patches: Patches) -> None:
@@ -154,24 +150,20 @@ def _keras(module: ModuleType, patches: Patches) -> None:
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             report(logs or {}, current().progress.step)
 
-    def make(init: Any) -> Any:
-        def initialize(
-            self: Any,
-            callbacks: Any = None,
-            add_history: bool = False,
-            add_progbar: bool = False,
-            **more: Any,
-        ) -> None:
-            if add_history:  # it is for a fit
-                given = (
-                    callbacks if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
-                )
-                callbacks = [*given, Reporter()]
-            init(self, callbacks, add_history=add_history, add_progbar=False, **more)
+    def initialize(
+        init: Any,
+        self: Any,
+        callbacks: Any = None,
+        add_history: bool = False,
+        add_progbar: bool = False,
+        **more: Any,
+    ) -> None:
+        if add_history:  # it is for a fit
+            given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
+            callbacks = [*given, Reporter()]
+        init(self, callbacks, add_history=add_history, add_progbar=False, **more)
 
-        return initialize
-
-    patches.replace(module.CallbackList, "__init__", make)
+    patches.wrap(module.CallbackList, "__init__", initialize)
 
 
 CHANGES: dict[str, Change] = {

@@ -42,15 +42,12 @@ def seen_in_plain_cell(context: Context) -> Iterator[None]:
         context.trained = lambda: modules_trained_by(list(optimizers))
 
     def keras_callbacks(module: ModuleType, patches: Patches) -> None:
-        def make(original: Any) -> Any:
-            def begin(callbacks: Any, *args: Any, **options: Any) -> None:
-                apart.see_plain(context)
-                context.note_fit(getattr(callbacks, "_model", None))
-                original(callbacks, *args, **options)
+        def begin(original: Any, callbacks: Any, *args: Any, **options: Any) -> None:
+            apart.see_plain(context)
+            context.note_fit(getattr(callbacks, "_model", None))
+            original(callbacks, *args, **options)
 
-            return begin
-
-        patches.replace(module.CallbackList, "on_train_begin", make)
+        patches.wrap(module.CallbackList, "on_train_begin", begin)
 
     def logged(values: Mapping[str, float]) -> None:
         if apart.has_loss(values) and next(losses) == 2 and apart.computes_with("jax"):

@@ -137,14 +137,11 @@ def _addresses(patches: Patches, port: int, at: str, own: str) -> None:
     """
     from jax._src.lib import _jax
 
-    def at_port(call: Any) -> Any:
-        def called(address: str, *args: Any, **kwargs: Any) -> Any:
-            return call(at if address.rpartition(":")[2] == str(port) else address, *args, **kwargs)
+    def at_port(call: Any, address: str, *args: Any, **kwargs: Any) -> Any:
+        return call(at if address.rpartition(":")[2] == str(port) else address, *args, **kwargs)
 
-        return called
-
-    patches.replace(_jax, "get_distributed_runtime_service", at_port)
-    patches.replace(_jax, "get_distributed_runtime_client", at_port)
+    patches.wrap(_jax, "get_distributed_runtime_service", at_port)
+    patches.wrap(_jax, "get_distributed_runtime_client", at_port)
     patches.replace(_jax, "make_gloo_tcp_collectives", lambda call: partial(call, hostname=own))
 
 

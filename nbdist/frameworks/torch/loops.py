@@ -20,6 +20,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from math import inf, isclose
 from threading import get_ident
 from types import FrameType, ModuleType
@@ -146,19 +147,14 @@ def checked_shares(context: Context, optimizer: Any) -> Iterator[None]:
     """
     thread = get_ident()
 
-    def before(act: Callable[..., object]) -> Callable[[Any], Any]:
-        def make(original: Any) -> Any:
-            def call(*args: Any, **options: Any) -> Any:
-                if get_ident() == thread:
-                    act(*args, **options)
-                return original(*args, **options)
-
-            return call
-
-        return make
+    def before(act: Callable[..., object], original: Any, *args: Any, **options: Any) -> Any:
+        if get_ident() == thread:
+            act(*args, **options)
+        return original(*args, **options)
 
     def backward(module: ModuleType, patches: Patches) -> None:
-        patches.replace(module, "backward", before(lambda tensors, *_, **__: check_own_loss(tensors)))
+        check = partial(before, lambda tensors, *_, **__: check_own_loss(tensors))
+        patches.wrap(module, "backward", check)
 
     def clipping(module: ModuleType, patches: Patches) -> None:
         def note(lists: Any, *_: Any, **__: Any) -> None:
@@ -172,7 +168,7 @@ def checked_shares(context: Context, optimizer: Any) -> Iterator[None]:
                 context.note(CLIPPED)
 
         # All that clip call it.
-        patches.replace(module, "_group_tensors_by_device_and_dtype", before(note))
+        patches.wrap(module, "_group_tensors_by_device_and_dtype", partial(before, note))
 
     shared = context.strategy.num_replicas_in_sync > 1
     changes = {"torch.autograd": backward, "torch.nn.utils.clip_grad": clipping}
