@@ -35,6 +35,18 @@ def draft_of(path: str | os.PathLike[str], *, private: bool = False, durable: bo
     if not name or name.endswith(os.sep) or (target.exists() and not target.is_file()):
         what = "is a folder, a device or a pipe" if name else "is empty"
         raise InvalidArgumentError(f"{name!r} {what}; give the path of a file")
+    try:
+        with replacing(target, private=private, durable=durable) as draft:
+            yield draft
+    except OSError as error:
+        if isinstance(error, NbdistError):
+            raise
+        raise StorageError(f"{name} cannot be written: {error}. No part of it is kept") from error
+
+
+@contextmanager
+def replacing(target: Path, *, private: bool = True, durable: bool = False) -> Iterator[Path]:
+    """Yield a draft as `draft_of` does; it replaces a link itself, and errors are raised as they are."""
     draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.draft")
     try:
         if private:
@@ -45,10 +57,6 @@ def draft_of(path: str | os.PathLike[str], *, private: bool = False, durable: bo
         draft.replace(target)
         if durable:
             to_disk(target.parent)
-    except OSError as error:
-        if isinstance(error, NbdistError):
-            raise
-        raise StorageError(f"{name} cannot be written: {error}. No part of it is kept") from error
     finally:
         with suppress(OSError):
             draft.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -39,6 +40,18 @@ def whole(value: object, below: int = 1 << 64) -> int | None:
 def mapping(value: object) -> Mapping[str, Any]:
     """Return a JSON object, {} for anything else."""
     return value if isinstance(value, dict) else {}
+
+
+def object_in(content: bytes) -> Mapping[str, Any]:
+    """Return the JSON object in a file's content, {} for anything else.
+
+    >>> object_in(b'{"step": 3}'), object_in(b"[3]"), object_in(b"")
+    ({'step': 3}, {}, {})
+    """
+    try:
+        return mapping(json.loads(content))
+    except (ValueError, RecursionError):
+        return {}
 
 
 def listed(value: object) -> list[Any]:

@@ -28,11 +28,13 @@ LARGEST = 64 << 20  # no frame is longer; a length above it is damage, not a rea
 FORMAT = LogFormat("metrics", 2, b"NBM2", LARGEST)
 MAGIC = FORMAT.magic
 HEADER, NAME, POINTS = 0, 1, 2
-_NAME = re.compile(r"metrics-\d{1,9}(\.\d{1,9})?\.log")
+LOG_NAME = re.compile(r"metrics-\d{1,9}(\.\d{1,9})?\.log")
 
 # A batch of metric points on its way from a task to the driver.
 
 POINT = np.dtype([("series", "<u2"), ("step", "<u4"), ("value", "<f8"), ("time", "<f8")])
+"""One metric point; ``time`` is in seconds since 1970."""
+Points = NDArray[np.void]
 
 
 @dataclass
@@ -103,16 +105,6 @@ def damage(name: str, damaged: int, torn: int = 0) -> str:
     return f"{name} is damaged: {'; '.join(parts)}" if parts else ""
 
 
-def frame(kind: int, payload: bytes) -> bytes:
-    """Return ``payload`` as one frame of a metrics log."""
-    return FORMAT.frame(kind, payload)
-
-
-def name_frame(series: int, name: str) -> bytes:
-    """Return the frame with the name of a series id."""
-    return frame(NAME, series.to_bytes(2, "little") + name.encode())
-
-
 def log_path(folder: Path, replica: int) -> Path:
     """Return where the log of ``replica`` stands in a run folder."""
     return folder / f"metrics-{replica:04d}.log"
@@ -129,7 +121,7 @@ def replica_of(path: Path) -> int:
 
 def logs_in(folder: Path) -> list[Path]:
     """Return the logs of a run folder; a replaced task's second log follows its first."""
-    logs = (path for path in folder.glob("metrics-*.log") if _NAME.fullmatch(path.name))
+    logs = (path for path in folder.glob("metrics-*.log") if LOG_NAME.fullmatch(path.name))
     return sorted(logs, key=lambda path: (path.name.split(".")[0], len(path.name), path.name))
 
 
@@ -235,10 +227,8 @@ class LogWriter(Appending):
     def __init__(self, path: Path, replica: int, say: Callable[[str], None]) -> None:
         super().__init__(path, say)
         self._named, self._worth = 0, False  # until there is a point in it
-        self.keep(MAGIC + frame(HEADER, json.dumps({"replica": replica}).encode()))
-        if os.path.lexists(
-            path
-        ):  # of an earlier process of the task: from now on this one has a name of its own
+        self.keep(MAGIC + FORMAT.frame(HEADER, json.dumps({"replica": replica}).encode()))
+        if os.path.lexists(path):  # an earlier process's: from now on this one has a name of its own
             super().retry()
 
     def retry(self) -> None:
@@ -250,9 +240,10 @@ class LogWriter(Appending):
         """Append the names that are new and the points."""
         known = len(names)  # read once: another thread may add names at any time
         if known > self._named:
-            self.keep(b"".join(name_frame(series, names[series]) for series in range(self._named, known)))
+            new = ((series, names[series].encode()) for series in range(self._named, known))
+            self.keep(b"".join(FORMAT.frame(NAME, id_.to_bytes(2, "little") + name) for id_, name in new))
             self._named, self._worth = known, True
-        self.keep(frame(POINTS, points.tobytes()), len(points))
+        self.keep(FORMAT.frame(POINTS, points.tobytes()), len(points))
         self.retry()
 
 
@@ -281,12 +272,6 @@ def write_whole(descriptor: int, data: bytes, offset: int) -> None:
     except OSError:
         os.ftruncate(descriptor, offset)  # leaves no partial frame; this works on a full disk
         raise
-
-
-"""One metric point; ``time`` is in seconds since 1970."""
-
-
-Points = NDArray[np.void]
 
 
 @dataclass(frozen=True)

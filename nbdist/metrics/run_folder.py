@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from nbdist.draft import to_disk
+from nbdist.draft import replacing, to_disk
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError, choices
 from nbdist.home import checked, home, private_folder, refuse_link
 from nbdist.numbers import is_whole
@@ -29,13 +29,22 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
 
 def run_folder(run_id: str) -> Path:
     """Return the folder of a run (it may not exist); an id or a link that leads elsewhere is refused."""
-    if not _ID.fullmatch(run_id) or ".." in run_id:
+    if not is_id(run_id):
         raise InvalidArgumentError(
             f"{run_id!r} is not a run id: letters, digits, '-', '_', '.', at most 80; nb.runs() lists them"
         )
     folder = runs_folder() / run_id
     refuse_link(folder)
     return folder
+
+
+def is_id(name: str) -> bool:
+    """Return whether a name is a valid id of a run or a sweep.
+
+    >>> is_id("261120-091512-mnist"), is_id("../x"), is_id(".draft"), is_id("a..b")
+    (True, False, False, False)
+    """
+    return _ID.fullmatch(name) is not None and ".." not in name
 
 
 def runs_folder() -> Path:
@@ -264,20 +273,8 @@ def _versions() -> dict[str, str]:
 
 def write_whole_file(path: Path, content: bytes, wait: bool = True) -> None:
     """Put ``content`` at ``path`` so that a reader or a crash meets the old file or the new one."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns():x}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            if wait:
-                os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    if wait:
-        to_disk(path.parent)
+    with replacing(path, durable=wait) as draft:
+        draft.write_bytes(content)
 
 
 # Formatting of times.

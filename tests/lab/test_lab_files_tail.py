@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from nbdist.lab.readers import files as tails
 from nbdist.lab.readers.files import ReplacedError, Tail
-from nbdist.metrics.log import FORMAT, MAGIC, POINT, POINTS, LogPart, frame, parse
+from nbdist.metrics.log import FORMAT, MAGIC, POINT, POINTS, LogPart, parse
 
 
 def points(count: int, start: int = 0) -> bytes:
     made = np.zeros(count, POINT)
     made["step"] = np.arange(start, start + count)
-    return frame(POINTS, made.tobytes())
+    return FORMAT.frame(POINTS, made.tobytes())
 
 
 def steps(tail: Tail[LogPart]) -> list[int]:
@@ -122,7 +122,9 @@ def test_a_replaced_log_is_noticed(path: Path, tail: Tail[LogPart], again: bytes
 @given(st.binary(max_size=300), st.integers(0, 400))
 def test_random_bytes_never_raise(tmp_path_factory: pytest.TempPathFactory, rubbish: bytes, cut: int) -> None:
     path = tmp_path_factory.mktemp("tail") / "metrics-0000.log"
-    path.write_bytes((MAGIC + points(2) + rubbish + frame(9, rubbish) + frame(1, rubbish))[:cut])
+    path.write_bytes(
+        (MAGIC + points(2) + rubbish + FORMAT.frame(9, rubbish) + FORMAT.frame(1, rubbish))[:cut]
+    )
     tail = Tail(path, FORMAT, parse)
     steps(tail)
     assert steps(tail) == []

@@ -7,18 +7,20 @@ are opened with O_NOFOLLOW and O_NONBLOCK, checked by fstat(2) on the descriptor
 from __future__ import annotations
 
 import os
-import re
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from nbdist.errors import DataLossError, InvalidArgumentError, NotAllowedError
+from nbdist.errors import DataLossError, InvalidArgumentError, NbdistError, NotAllowedError
 from nbdist.home import check_place, check_private, home_path
+from nbdist.json_values import object_in
 from nbdist.metrics.framing import LogFormat
 from nbdist.metrics.log import LARGEST
+from nbdist.metrics.run_folder import is_id
 
 # O_NONBLOCK: open(2) of a pipe would block.
 READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -44,6 +46,14 @@ def read_bounded(path: Path, most: int) -> bytes:
     descriptor, _ = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
         return file.read(most + 1)
+
+
+def read_object(path: Path, most: int) -> Mapping[str, Any]:
+    """Return the JSON object in a file of at most ``most`` bytes; {} if it cannot be read or has none."""
+    with suppress(OSError, NbdistError):
+        data = read_bounded(path, most)
+        return object_in(data) if len(data) <= most else {}
+    return {}
 
 
 def mark_of(status: os.stat_result) -> Mark:
@@ -85,7 +95,6 @@ def why_not_creatable(home: Path) -> str | None:
 # The items of all runs or sweeps, newest first, from their folders, which are listed only after a change.
 
 RACY = 2_000_000_000  # nanoseconds within which a folder may change without a new mtime
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
 
 
 class FolderCache(Protocol):
@@ -163,15 +172,6 @@ class FolderItems(Generic[C]):
             self._names, self._older = found[: self._most], max(0, len(found) - self._most)
             self._listed = None if racy(status) else seen
         return self._names
-
-
-def is_id(name: str) -> bool:
-    """Return whether a name is a valid id of a run or a sweep.
-
-    >>> is_id("261120-091512-mnist"), is_id("../x"), is_id(".draft"), is_id("a..b")
-    (True, False, False, False)
-    """
-    return _ID.fullmatch(name) is not None and ".." not in name
 
 
 def check_id(what: str, name: str) -> None:

@@ -9,7 +9,6 @@ of longer ones.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import numpy as np
 from nbdist.errors import DataLossError, NbdistError
 from nbdist.lab.readers.files import Tail, open_regular
 from nbdist.lab.readers.run_record import rounded
-from nbdist.metrics.log import FORMAT, MAGIC, LogPart, by_series, damage, parse
+from nbdist.metrics.log import FORMAT, LOG_NAME, MAGIC, LogPart, by_series, damage, parse, replica_of
 from nbdist.metrics.series import Curve, Trend, mean_by_step
 from nbdist.metrics.store import RunStore
 from nbdist.ui.widgets.run_feed import NOT_CURVES
@@ -32,7 +31,6 @@ MIN_CHARGE = 4096  # bytes that a read costs at least
 
 MAX_LOG_BYTES = 64 << 20  # of a run's logs together, in `load_store`
 MAX_LOGS = 1024  # of one run
-LOG = re.compile(r"metrics-(\d{1,9})(?:\.\d{1,9})?\.log")
 
 
 @dataclass
@@ -58,7 +56,7 @@ class Curves:
 
     def set_files(self, names: Iterable[str]) -> None:
         """Set the names of the files in the run's folder."""
-        self.paths = sorted(name for name in names if LOG.fullmatch(name))[:MAX_LOGS]
+        self.paths = sorted(name for name in names if LOG_NAME.fullmatch(name))[:MAX_LOGS]
 
     def read(self, budget: Budget) -> bool:
         """Read new points within the budget; return whether there were any.
@@ -70,9 +68,8 @@ class Curves:
             if budget.left <= 0:
                 break
             if name not in self._logs:
-                self._logs[name] = _CurveLog(
-                    Tail(self._folder / name, FORMAT, parse), int(name[8:].split(".")[0])
-                )
+                path = self._folder / name
+                self._logs[name] = _CurveLog(Tail(path, FORMAT, parse), replica_of(path))
             log = self._logs[name]
             while budget.left > 0:
                 before = log.tail.offset
@@ -173,7 +170,7 @@ def load_store(folder: str | Path) -> tuple[RunStore, list[str]]:
     store, notes = RunStore(recent=1), []
     logs, total = [], 0
     for name in sorted(os.listdir(folder)):
-        if LOG.fullmatch(name):
+        if LOG_NAME.fullmatch(name):
             with suppress(OSError, NbdistError):
                 descriptor, status = open_regular(Path(folder, name))
                 os.close(descriptor)
@@ -208,7 +205,7 @@ def add_log(store: RunStore, path: Path, size: int, most: int) -> list[str]:
             return []
         damaged = len(MAGIC) - start
         names: dict[int, str] = {}
-        replica = int(path.name[8:].split(".")[0])
+        replica = replica_of(path)
         rest = b""
         for at, length, joined in parts(len(MAGIC), size, most):
             data = (rest if joined else b"") + os.pread(descriptor, length, at)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -11,17 +10,16 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from nbdist.errors import NbdistError, NotAllowedError, NotFoundError
-from nbdist.json_values import listed, mapping, text, whole
+from nbdist.json_values import listed, mapping, object_in, text, whole
 from nbdist.lab.readers.files import check_id, find_home, open_regular, read_bounded
 from nbdist.lab.readers.run_curves import load_store
 from nbdist.lab.readers.run_record import (
     MAX_PROGRESS_BYTES,
-    ReplicaProgress,
     ended_replicas,
     parse_progress,
 )
@@ -167,7 +165,9 @@ def summary_of(
     item: Item, record: RunRecord, store: RunStore, charts: list[Chart], more: list[str]
 ) -> Summary:
     """Return the summary of a run, as of now."""
-    said = {i: report for i, report in enumerate(reports_of(Path(item["folder"]), record)) if report}
+    contents = progress_files(Path(item["folder"]), record)
+    said = {i: report for i, content in enumerate(contents) if (report := parse_progress(content))}
+    written = list(map(object_in, contents))
     if record.options.get("framework") is None:
         seconds = training_seconds(store, max((one.rested for one in said.values()), default=0.0))
     else:  # its loop logs what and when it likes
@@ -180,13 +180,14 @@ def summary_of(
     finals = {name: values[-1] for chart in charts for name in chart.names
               if len(values := store.aggregate(name, ended_replicas=ended)[1])}  # fmt: skip
     alone = item["replicas"] == 1 or record.synchronous
-    written = [one for entries in record.devices if (one := ReplicaDevice.from_config(entries))]
-    devices = written or devices_now(Path(item["folder"]), record)
+    recorded = [one for entries in record.devices if (one := ReplicaDevice.from_config(entries))]
+    devices = recorded or devices_now(record, written)
+    workers = [record.name_of(rank) for rank in record.workers]
     return Summary(
         run_id=item["id"],
         title=item["name"],
         state=item["status"],
-        tasks=[record.name_of(rank) for rank in record.workers] or list(record.task_names),
+        tasks=workers or list(record.task_names),
         step=item["step"],
         seconds=seconds or None,
         elapsed=None if end is None else max(0.0, end - item["created"] - item["paused"]),
@@ -204,49 +205,28 @@ def summary_of(
         ended_replicas=ended,
         trained_on=trained_on(devices),
         warning=device_warning(devices),
-        input=input_now(Path(item["folder"]), record),
+        input=input_shown(dict(enumerate(mapping(one.get("input")) for one in written)), workers),
         gpus=gpus_over_time(store, {i: one.known_gpu for i, one in enumerate(devices)}),
     )
 
 
-def input_now(folder: Path, record: RunRecord) -> dict[str, Any] | None:
-    """Return the input pipeline of a run, from the progress files of its folder."""
-    tasks = [record.name_of(rank) for rank in record.workers]
-    said = [progress_of(folder, record, number, rank) for number, rank in enumerate(record.workers)]
-    return input_shown(dict(enumerate(mapping(one.get("input")) for one in said)), tasks)
-
-
-def reports_of(folder: Path, record: RunRecord) -> list[ReplicaProgress | None]:
-    """Return the report of each replica; None where there is no progress file, or a damaged one."""
-    return [
-        parse_progress(progress_bytes(folder, record, number, rank))
-        for number, rank in enumerate(record.workers)
-    ]
-
-
-def progress_of(folder: Path, record: RunRecord, number: int, rank: int) -> Mapping[str, Any]:
-    """Return what the progress file of a replica says; nothing if there is none, or a damaged one."""
-    try:
-        return mapping(json.loads(progress_bytes(folder, record, number, rank)))
-    except (ValueError, RecursionError):
-        return {}
-
-
-def progress_bytes(folder: Path, record: RunRecord, number: int, rank: int) -> bytes:
-    """Return the progress file of a replica; empty if there is none."""
-    try:
-        file = f"progress-{number if record.in_graph else rank:04d}.json"
-        return read_bounded(folder / file, MAX_PROGRESS_BYTES)
-    except (OSError, NbdistError):
-        return b""
-
-
-def devices_now(folder: Path, record: RunRecord) -> list[ReplicaDevice]:
-    """Return where the replicas of a run train, from the progress files of its folder."""
+def progress_files(folder: Path, record: RunRecord) -> list[bytes]:
+    """Return the content of each replica's progress file; empty if there is none."""
     found = []
     for number, rank in enumerate(record.workers):
+        try:
+            file = f"progress-{number if record.in_graph else rank:04d}.json"
+            found.append(read_bounded(folder / file, MAX_PROGRESS_BYTES))
+        except (OSError, NbdistError):
+            found.append(b"")
+    return found
+
+
+def devices_now(record: RunRecord, written: Sequence[Mapping[str, Any]]) -> list[ReplicaDevice]:
+    """Return where the replicas of a run train, from what is ``written`` in their progress files."""
+    found = []
+    for rank, said in zip(record.workers, written, strict=True):
         name = record.name_of(rank)
-        said = progress_of(folder, record, number, rank)
         gpu, task = mapping(said.get("gpu")), record.members.get(rank)
         entries = {
             "task": name,
@@ -303,36 +283,27 @@ class BundleCache:
 
     def __init__(self, most: int = 4, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._clock = most, clock
-        self._entries: OrderedDict[Hashable, _CachedBundle] = OrderedDict()
+        self._entries: OrderedDict[Hashable, tuple[object, object, Bundle, float]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, name: Hashable, stamp: object, state: object, make: Callable[[], Bundle]) -> Bundle:
         """Return the cached bundle if its stamp matches, or if it is recent with this state; else make it."""
         with self._lock:
             cached = self._entries.get(name)
-            if cached is not None and cached.is_valid(stamp, state, self._clock()):
-                self._entries.move_to_end(name)
-                return cached.bundle
+            if cached is not None:
+                seen, of_state, bundle, due = cached
+                if of_state == state and (seen == stamp or self._clock() < due):
+                    self._entries.move_to_end(name)
+                    return bundle
         began = self._clock()
         bundle = make()
         ended = self._clock()
         with self._lock:
-            self._entries[name] = _CachedBundle(stamp, state, bundle, ended + (ended - began) / SHARE)
+            self._entries[name] = stamp, state, bundle, ended + (ended - began) / SHARE
             self._entries.move_to_end(name)
             while len(self._entries) > self._most:
                 self._entries.popitem(last=False)
         return bundle
-
-
-@dataclass(frozen=True)
-class _CachedBundle:
-    stamp: object
-    state: object
-    bundle: Bundle
-    due: float
-
-    def is_valid(self, stamp: object, state: object, now: float) -> bool:
-        return self.state == state and (self.stamp == stamp or now < self.due)
 
 
 _bundles = BundleCache()

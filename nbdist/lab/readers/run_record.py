@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from nbdist.json_values import mapping, number, text, whole
+from nbdist.json_values import mapping, number, object_in, text, whole
 from nbdist.metrics.store import RunStore
 from nbdist.run.history import Labels, error_line
 from nbdist.run.progress import BUSY, PAUSED, ProgressTracker, Standing
@@ -96,7 +96,7 @@ def item_of(record: RunRecord, progress: RunProgress, folder_status: FolderStatu
         "error": cut_middle(record.error, LONGEST_ERROR) or None,
         "error_line": error_line(record.error) or None,
         "note": "; ".join([*note, *folder_status.notes]) or None,
-        "session": session_of(record),
+        "session": text(record.owner.get("session")),
         "folder": folder_status.folder,
         "browse": folder_status.browse,
         "tensorboard": folder_status.tensorboard,
@@ -195,12 +195,6 @@ def attach_call(name: str) -> str:
     return f"nb.attach({name!r})"
 
 
-def session_of(record: RunRecord) -> str:
-    """Return the notebook that started a run, "" if unknown."""
-    found = record.owner.get("session")
-    return found if isinstance(found, str) else ""
-
-
 # Progress and rate of a run, from its replicas' progress files. Pure: the time is an argument.
 #
 # The run monitor in the client receives progress messages ten times a second and adds them up in a
@@ -261,10 +255,7 @@ def parse_progress(content: bytes) -> ReplicaProgress | None:
     3
     >>> parse_progress(b'["rubbish"]')
     """
-    try:
-        found = mapping(json.loads(content)) if len(content) <= MAX_PROGRESS_BYTES else {}
-    except (ValueError, RecursionError):
-        return None
+    found = object_in(content) if len(content) <= MAX_PROGRESS_BYTES else {}
     state, step, time = text(found.get("state")), whole(found.get("step")), number(found.get("time"))
     if not state or step is None or time is None:
         return None

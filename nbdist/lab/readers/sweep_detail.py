@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import NbdistError
-from nbdist.json_values import mapping
-from nbdist.lab.readers.files import find_home, is_id, mark_of, read_bounded
+from nbdist.lab.readers.files import find_home, mark_of, read_object
 from nbdist.lab.readers.run_detail import BundleCache
 from nbdist.lab.readers.sweeps import OVER, Item, Sweeps
+from nbdist.metrics.run_folder import is_id
 from nbdist.sweep.event_log import holder_of
 from nbdist.sweep.state import Ledger
 from nbdist.trials.store import ABOUT, LOG, MOST_ABOUT, engine_names_in
@@ -107,11 +106,8 @@ class SavedSweep:
     def engine_names(self) -> Mapping[int, str]:
         """The names of the engines with which it began; others are named by their ranks."""
         home, _ = find_home()
-        try:
-            found = b"" if home is None else read_bounded(home / "sweeps" / self.id / ABOUT, MOST_ABOUT)
-            return engine_names_in(mapping(json.loads(found)))
-        except (OSError, ValueError, RecursionError, NbdistError):
-            return {}
+        folder = None if home is None else home / "sweeps" / self.id
+        return {} if folder is None else engine_names_in(read_object(folder / ABOUT, MOST_ABOUT))
 
 
 _bundles, _details = BundleCache(), BundleCache()

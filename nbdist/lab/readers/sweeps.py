@@ -6,7 +6,6 @@ items = sweeps.poll()       # call it repeatedly; the caches are those of `runs`
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -170,11 +169,12 @@ class SweepCache:
     def _read_about(self) -> None:
         try:
             mark = files.mark_of(os.stat(self.folder / ABOUT, follow_symlinks=False))
-            if mark != self._about_mark:
-                self._about = mapping(json.loads(files.read_bounded(self.folder / ABOUT, MOST_ABOUT)))
-                self._about_mark = mark
-        except (OSError, ValueError, RecursionError, NbdistError):
+        except OSError:
             self._about = {}
+            return
+        if mark != self._about_mark:
+            self._about = files.read_object(self.folder / ABOUT, MOST_ABOUT)
+            self._about_mark = mark if self._about else None
 
     def _update(self, keep: bool) -> None:
         if self._tail.error:
