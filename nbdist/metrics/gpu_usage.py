@@ -173,11 +173,6 @@ def _text(value: str | bytes | None) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
 
 
-def nvml_problem() -> str | None:
-    """Return why GPUs of this host cannot be measured; None if they can. The answer is cached."""
-    return load_nvml()[1]
-
-
 @cache
 def load_nvml() -> tuple[Any, str | None]:
     """Return (the initialized library, None), or (None, why it cannot be used). The answer is cached."""

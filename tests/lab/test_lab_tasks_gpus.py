@@ -9,7 +9,7 @@ import pytest
 from fake_pynvml import FakeNvml, NVMLError, NVMLError_NotSupported
 
 from nbdist.lab.readers.tasks import HISTORY, GpuMonitor
-from nbdist.metrics.gpu_usage import load_nvml, nvml_problem
+from nbdist.metrics.gpu_usage import load_nvml
 
 MB = 1 << 20
 
@@ -31,16 +31,16 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 
 def test_without_pynvml_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert nvml_problem() == 'pynvml is not installed: pip install "nbdist[gpu]"'
-    assert GpuMonitor().poll({7: "0"}) == ({}, nvml_problem())
+    assert load_nvml()[1] == 'pynvml is not installed: pip install "nbdist[gpu]"'
+    assert GpuMonitor().poll({7: "0"}) == ({}, load_nvml()[1])
     assert GpuMonitor().poll({}) == ({}, None)  # no task has a GPU: nothing is missing
 
 
 def test_without_a_driver_there_is_a_reason(nvml: FakeNvml) -> None:
     nvml.fails["nvmlInit"] = NVMLError("NVML Shared Library Not Found")
-    assert nvml_problem() == "NVML cannot be used here: NVML Shared Library Not Found"
+    assert load_nvml()[1] == "NVML cannot be used here: NVML Shared Library Not Found"
     nvml.fails.clear()
-    assert nvml_problem() is not None  # one attempt
+    assert load_nvml()[1] is not None  # one attempt
     assert nvml.started == 0
 
 

@@ -13,7 +13,7 @@ from nbdist.home import home_path
 from nbdist.lab.readers.files import find_home
 from nbdist.lab.state import VERSION
 from nbdist.lab.tensorboard.manager import problem as tensorboard_problem
-from nbdist.metrics.gpu_usage import nvml_problem
+from nbdist.metrics.gpu_usage import load_nvml
 from nbdist.runtime.server import nbdist_version
 
 
@@ -26,7 +26,7 @@ def about() -> dict[str, Any]:
         "cores": count_cores(),
         "gpus": _gpus(),
         "launchers": [name for name, spec in LAUNCHERS.items() if spec.is_installed()],
-        "nvml": nvml_problem(),
+        "nvml": load_nvml()[1],
         "tensorboard": tensorboard_problem(),
         "home": str(folder or home_path()),
         "problem": why,
@@ -37,5 +37,5 @@ def about() -> dict[str, Any]:
 def _gpus() -> int:
     try:
         return len(list_gpus())
-    except UnavailableError:  # `nvml_problem` has the reason
+    except UnavailableError:  # `load_nvml` has the reason
         return 0

@@ -48,12 +48,14 @@ class ClusterTasks:
             still = {one: kept for one, kept in self._monitors.items() if self._clusters.one(one) is not None}
             self._monitors = {**still, cluster_id: (LoadMonitor(), GpuMonitor())}
         loads, gpus = self._monitors[cluster_id]
-        tasks = seen.description.tasks
-        taken = {task.rank: measure_task(loads, task, seen) for task in tasks if is_here(task)}
-        loads.forget_others({task.pid for task in tasks})
-        used, problem = gpus.poll(wanted_gpus(seen, taken))
+        description, here = seen.description, host_identity()
+        taken = {task.rank: _load_of(task, seen, loads) for task in description.tasks if task.host == here}
+        loads.forget_others({task.pid for task in description.tasks})
+        living = [task for task in description.tasks if taken.get(task.rank) is not None]
+        assigned = {task.pid: description.gpu_of(task) for task in living}
+        used, problem = gpus.poll({pid: gpu for pid, gpu in assigned.items() if gpu is not None})
         progress = {run: self._progress(run) for run in [*seen.runs, *self._runs.on_cluster(cluster_id)]}
-        return [_row(cluster_id, task, seen, taken, progress, used, problem) for task in tasks]
+        return [_row(cluster_id, task, seen, taken, progress, used, problem) for task in description.tasks]
 
     def _progress(self, run: str) -> TaskProgress:
         try:
@@ -62,26 +64,11 @@ class ClusterTasks:
             return {}
 
 
-def is_here(task: TaskInfo) -> bool:
-    """Return whether a task runs on this host."""
-    return task.host == host_identity()
-
-
-def measure_task(loads: LoadMonitor, task: TaskInfo, seen: ClusterStatus) -> Load | None:
+def _load_of(task: TaskInfo, seen: ClusterStatus, loads: LoadMonitor) -> Load | None:
     """Return the load of a task's process; None if it has ended."""
     if task.rank in seen.dead or seen.state == "stale":
         return None
     return loads.poll(task.pid, None if task.pid in seen.confirmed else seen.written)
-
-
-def wanted_gpus(seen: ClusterStatus, taken: Mapping[int, Load | None]) -> dict[int, str]:
-    """Return the GPU assigned to each living process of this host, by pid."""
-    wanted = {}
-    for task in seen.description.tasks if seen.description is not None else ():
-        gpu = seen.description.gpu_of(task) if seen.description is not None else None
-        if gpu is not None and taken.get(task.rank) is not None:
-            wanted[task.pid] = gpu
-    return wanted
 
 
 def run_of(task: TaskInfo, seen: ClusterStatus, progress: Mapping[str, TaskProgress]) -> str | None:
@@ -106,21 +93,30 @@ def _row(
     dead = seen.dead.get(task.rank)
     if dead is None and here and load is None:
         dead = seen.error or "its process has ended"
-    gpu, run = used.get(task.pid), run_of(task, seen, progress)
+    alive, gpu, run = dead is None, used.get(task.pid), run_of(task, seen, progress)
     note = None if here else ELSEWHERE
     if here and problem is not None and gpu is None and task.device.startswith("GPU"):
         note = f"its GPU cannot be measured: {problem}"
-    return task_item(
-        cluster,
-        task,
-        socket.gethostname() if here else f"another host ({task.host[:8]})",
-        load=load,
-        dead=dead,
-        run=run,
-        progress=progress.get(run, {}).get(task.rank) if run is not None else None,
-        gpu=gpu,
-        note=note,
-    )
+    reached = progress.get(run, {}).get(task.rank, {}) if run is not None else {}
+    return {
+        "cluster": cluster,
+        "rank": task.rank,
+        "name": task.name,
+        "job": task.job,
+        "index": task.index,
+        "host": socket.gethostname() if here else f"another host ({task.host[:8]})",
+        "pid": task.pid,
+        "device": task.device or None,
+        "state": task_state(alive, load, run, reached.get("state")),
+        "cpu": load.cpu if alive and load is not None else None,
+        "memory": load.memory if alive and load is not None else None,
+        "gpu": gpu if alive else None,
+        "run": run,
+        "step": reached.get("step"),
+        "steps_per_second": reached.get("steps_per_second"),
+        "straggler": reached.get("straggler"),
+        "note": note if alive else dead,
+    }
 
 
 MEGABYTE = 1 << 20
@@ -135,42 +131,6 @@ class Load:
     cpu: int | None = None
     memory: int | None = None
     frozen: bool = False
-
-
-def task_item(
-    cluster: str,
-    task: TaskInfo,
-    host: str,
-    *,
-    load: Load | None,
-    dead: str | None = None,
-    run: str | None = None,
-    progress: Mapping[str, Any] | None = None,
-    gpu: Mapping[str, Any] | None = None,
-    note: str | None = None,
-) -> Item:
-    """Return a task's row; ``load`` is None for a task on another host."""
-    progress = progress or {}
-    alive = dead is None
-    return {
-        "cluster": cluster,
-        "rank": task.rank,
-        "name": task.name,
-        "job": task.job,
-        "index": task.index,
-        "host": host,
-        "pid": task.pid,
-        "device": task.device or None,
-        "state": task_state(alive, load, run, progress.get("state")),
-        "cpu": load.cpu if alive and load is not None else None,
-        "memory": load.memory if alive and load is not None else None,
-        "gpu": dict(gpu) if alive and gpu is not None else None,
-        "run": run,
-        "step": progress.get("step"),
-        "steps_per_second": progress.get("steps_per_second"),
-        "straggler": progress.get("straggler"),
-        "note": note if alive else dead,
-    }
 
 
 def task_state(alive: bool, load: Load | None, run: str | None, progress: object) -> str:
