@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nbdist.errors import DeadlineExceededError, FailedPreconditionError, NbdistError, NotFoundError
@@ -98,28 +99,12 @@ def forget_parallel(report: Report, *, profile: str, id: str) -> None:
     ipyparallel.Cluster(profile=profile, cluster_id=id).remove_cluster_file()
 
 
-def grow(report: Report, *, id: str, workers: int) -> None:
-    """Add workers to a cluster."""
+def change(command: str, report: Report, *, id: str, **what: Any) -> None:
+    """Change a cluster by one of its methods: ``grow``, ``shrink`` or ``restart``."""
     from nbdist.cluster.cluster import Cluster
 
     with closing(Cluster.attach(id)) as cluster:
-        cluster.grow(workers, report=report)
-
-
-def shrink(report: Report, *, id: str, workers: int) -> None:
-    """Remove the last workers of a cluster."""
-    from nbdist.cluster.cluster import Cluster
-
-    with closing(Cluster.attach(id)) as cluster:
-        cluster.shrink(workers, report=report)
-
-
-def restart(report: Report, *, id: str, task: str | None) -> None:
-    """Give a task a new process; None stands for all dead tasks."""
-    from nbdist.cluster.cluster import Cluster
-
-    with closing(Cluster.attach(id)) as cluster:
-        cluster.restart(task, report=report)
+        getattr(cluster, command)(**what, report=report)
 
 
 def stop_run(report: Report, *, id: str) -> None:
@@ -222,9 +207,7 @@ ACTIONS: dict[str, Callable[..., None]] = {
     "stop": stop,
     "stop_parallel": stop_parallel,
     "forget_parallel": forget_parallel,
-    "grow": grow,
-    "shrink": shrink,
-    "restart": restart,
+    **{command: partial(change, command) for command in ("grow", "shrink", "restart")},
     "stop_run": stop_run,
     "pause_run": pause_run,
     "resume_run": resume_run,

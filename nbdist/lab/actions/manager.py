@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from nbdist.errors import DeadlineExceededError, FailedPreconditionError, NbdistError
 from nbdist.lab.actions.status import PendingAction
@@ -39,21 +39,11 @@ SECONDS = {
 
 
 MAX_FAILED = 100  # failed actions that are remembered
+MAX_SHOWN = 40  # lines of its progress, the last ones, in an action's item
 
 
-class Perform(Protocol):
-    """Performs a request; `perform` does it in a child process."""
-
-    def __call__(
-        self,
-        request: Mapping[str, Any],
-        report: Callable[[str], object],
-        seconds: float,
-        folder: str | None = None,
-    ) -> Awaitable[None]:
-        """Perform a request."""
-
-
+Perform = Callable[..., Awaitable[None]]
+"""Performs a request; the arguments are those of `perform`, which does it in a child process."""
 Key = tuple[str, str]
 log = logging.getLogger(__name__)
 
@@ -279,17 +269,15 @@ class Actions:
             del self._pending[key]
         else:
             self._pending[key] = self._pending[key].failed(error)
-            self._forget_oldest()
+            failures = [key for key, one in self._pending.items() if one.error is not None]
+            for oldest in failures[:-MAX_FAILED]:
+                del self._pending[oldest]
         if undo is not None and error is None:
             self.begin(*key, "stop", undo)
         else:
             self._changed()
 
     def _report(self, key: Key, line: str) -> None:
-        self._pending[key] = self._pending[key].with_line(line)
+        one = self._pending[key]
+        self._pending[key] = replace(one, lines=(*one.lines, line)[-MAX_SHOWN:])
         self._changed()
-
-    def _forget_oldest(self) -> None:
-        failed = [key for key, one in self._pending.items() if one.error is not None]
-        for key in failed[:-MAX_FAILED]:
-            del self._pending[key]

@@ -51,10 +51,6 @@ class PendingAction:
         """The reason why the item accepts no other command."""
         return DOING[self.doing]
 
-    def with_line(self, line: str, most: int = 40) -> PendingAction:
-        """Return the action with another line of progress; the last ``most`` lines are kept."""
-        return replace(self, lines=(*self.lines, line)[-most:])
-
     def failed(self, error: str) -> PendingAction:
         """Return the action with an error."""
         return replace(self, error=error)
