@@ -15,6 +15,11 @@ def clip(text: object, limit: int = LONGEST_NAME) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
+def rate(value: float) -> str:
+    """Return a rate with three significant digits: 0.123, 12.3, 1,230."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def cut_middle(text: str, limit: int) -> str:
     """Return a text with about ``limit`` characters of its beginning and its end.
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from nbdist.text import clip
+from nbdist.text import clip, rate
 
 WAITS = 0.1  # share of its time from which a training counts as waiting for data
 CONSUMER = -1  # in place of a stage: the thread that takes the elements
@@ -121,7 +121,7 @@ class InputPipeline:
                 "and the stages work for less than half of that"
             )
         if found is None:
-            made = f"; it could make {_number(self.limit)} elements/s" if self.limit < math.inf else ""
+            made = f"; it could make {rate(self.limit)} elements/s" if self.limit < math.inf else ""
             return f"training is the bottleneck: it waits for data {_percent(self.waits)} of the time{made}"
         waits = f", and training waits for data {_percent(self.waits)} of the time" if self.training else ""
         return f"{found.name} is the bottleneck: busy {_percent(self.use(found))} of the time{waits}"
@@ -144,7 +144,7 @@ class InputPipeline:
             {
                 "stage": ("▶ " if place == found else "") + stage.name,
                 "runs in": _where(stage),
-                "elements/s": _number(stage.elements / self.seconds if self.seconds > 0 else 0.0),
+                "elements/s": rate(stage.elements / self.seconds if self.seconds > 0 else 0.0),
                 "busy": "" if stage.kind == "prefetch" else _percent(self.use(stage)),
                 "queue": _queue(stage),
             }
@@ -284,10 +284,6 @@ def _percent(share: float) -> str:
     ('87%', '1.2%', '0%')
     """
     return f"{share:.0%}" if share >= 0.0995 or share == 0 else f"{100 * share:.1f}%"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _line(cells: Mapping[str, str], widths: Mapping[str, int]) -> str:

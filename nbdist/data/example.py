@@ -235,9 +235,9 @@ def _columns(
             columns.good[np.flatnonzero(columns.good)[~fits]] = False
     number = int(columns.good.sum())
     found: list[NDArray[Any] | list[NDArray[Any]]] = []
-    for (name, wanted), entry in zip(features.items(), plan, strict=True):
+    for wanted, entry in zip(features.values(), plan, strict=True):
         if entry is None:
-            found.append(_missing(name, wanted, number))
+            found.append(_missing(wanted, number))
             continue
         values = _converted(columns.values(entry), np.dtype(wanted.dtype))
         if values is None:
@@ -252,9 +252,9 @@ def _columns(
     return found
 
 
-def _missing(name: str, wanted: Feature, number: int) -> NDArray[Any] | list[NDArray[Any]]:
+def _missing(wanted: Feature, number: int) -> NDArray[Any] | list[NDArray[Any]]:
     """Return the column of a feature that is in none of ``number`` records."""
-    one = _default(name, wanted)
+    one = _default(wanted)
     if not isinstance(wanted, FixedLenFeature):
         return [one.copy() for _ in range(number)]
     column = np.empty((number, *wanted.shape), object if np.dtype(wanted.dtype).kind in "SU" else one.dtype)
@@ -303,7 +303,7 @@ def parse_sequence_example(
         step = FixedLenFeature(wanted.shape, wanted.dtype)
         steps = lists[name].feature if name in lists else ()
         values = [_values(name, one, step, record) for one in steps]
-        kind = _dtype(name, wanted)
+        kind = np.dtype(wanted.dtype)
         empty = np.empty((0, *wanted.shape), object if kind.kind in "SU" else kind)
         sequences[name] = stack([_shaped(name, one, step, record) for one in values]) if values else empty
     return _parsed(found.context.feature, record, context_features), sequences
@@ -379,13 +379,13 @@ def _parsed(found: Any, record: Any, features: Features) -> dict[str, Any]:
                 f"{_place(record)}: feature {name!r} {which}. Correct the name, or give a value for examples "
                 "without it: FixedLenFeature(..., default_value=...)"
             )
-        result[name] = _default(name, wanted)
+        result[name] = _default(wanted)
     return result
 
 
-def _default(name: str, wanted: Feature) -> Any:
+def _default(wanted: Feature) -> Any:
     """Return the value of a feature in an example without it."""
-    kind = _dtype(name, wanted)
+    kind = np.dtype(wanted.dtype)
     if not isinstance(wanted, FixedLenFeature):
         shape = wanted.shape if isinstance(wanted, FixedLenSequenceFeature) else ()
         return np.empty((0, *shape), object if kind.kind in "SU" else kind)
@@ -397,7 +397,7 @@ def _default(name: str, wanted: Feature) -> Any:
 
 def _values(name: str, feature: Any, wanted: Feature, record: Any) -> NDArray[Any]:
     """Return the values of a feature, in one axis."""
-    kind = _dtype(name, wanted)
+    kind = np.dtype(wanted.dtype)
     need = "bytes_list" if kind.kind in "SU" else "float_list" if kind.kind == "f" else "int64_list"
     have = feature.WhichOneof("kind")
     if have != need:
@@ -430,15 +430,6 @@ def _shaped(name: str, values: NDArray[Any], wanted: Feature, record: Any) -> An
             f"{math.prod(wanted.shape)}; correct the shape, or use VarLenFeature for any number"
         )
     return values.reshape(wanted.shape) if wanted.shape else values[0]
-
-
-def _dtype(name: str, wanted: Feature) -> np.dtype[Any]:
-    kind = np.dtype(wanted.dtype)
-    if kind.kind not in "biufSU":
-        raise InvalidArgumentError(
-            f"feature {name!r} has dtype {kind}; expected whole numbers, floats, bytes or str"
-        )
-    return kind
 
 
 def _place(record: Any) -> str:

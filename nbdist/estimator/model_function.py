@@ -206,7 +206,8 @@ class Forward:
                     f"features and labels are numbers, got {array.dtype}: map them to numbers in input_fn, "
                     "for example with nb.estimator.transform_features(columns)"
                 )
-        key = (form_of(tree_map(_as_array, (features, labels))), tuple(a.shape for a in arrays))
+        form = form_of(tree_map(lambda one: None if one is None else np.asarray(one), (features, labels)))
+        key = (form, tuple(a.shape for a in arrays))
         if key not in self._programs:
             if len(self._programs) >= MOST_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
@@ -298,7 +299,3 @@ def lacks(model: ModelFunction, variable: str, where: str) -> str:
         f"{model.name} has a variable {variable!r}, which {where} lacks: it was made by another model_fn, "
         "or with other params"
     )
-
-
-def _as_array(value: Any) -> Any:
-    return value if value is None else np.asarray(value)

@@ -200,7 +200,7 @@ class Training:
             {
                 **one,
                 "variables": [own[v] for v in one["variables"]],
-                "slots": list(_first_slots(one, own, kept)),
+                "slots": [slot for first in one["variables"][:1] for slot in kept[own[first]]],
             }
             for one in state["groups"]
             if set(one["variables"]) <= set(own)
@@ -569,7 +569,3 @@ def _join(parts: Sequence[Any]) -> Any:
         return None if row[0] is None else PerReplica(row)
 
     return tree_map(one, parts[0])
-
-
-def _first_slots(group: dict[str, Any], own: dict[str, str], kept: dict[str, Any]) -> Sequence[str]:
-    return list(kept[own[group["variables"][0]]]) if group["variables"] else []

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from nbdist.metrics.run_folder import duration
 from nbdist.numbers import is_whole
+from nbdist.text import rate
 
 MarkKind = Literal["rate", "pause", "checkpoint", "lost", "restart"]
 Part = Literal["marks", "gpus", "pictures"]  # what is shown beside the curves
@@ -126,11 +127,6 @@ def marks_line(summary: Summary) -> str:
     '◆ 1,200 learning rate 0.1 → 0.01 · ✕ 1,300 worker 1 lost'
     """
     return " · ".join(f"{SIGNS[mark.kind]} {mark.step:,} {mark.text}" for mark in summary.marks)
-
-
-def rate(value: float) -> str:
-    """Return a rate with three significant digits: 0.123, 12.3, 1,230."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def number(value: object) -> str:
