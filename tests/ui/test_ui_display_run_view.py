@@ -20,7 +20,7 @@ from nbdist.summary.pictures import Gallery
 from nbdist.train.callbacks import History
 from nbdist.train.context import Progress
 from nbdist.ui.display import run as view
-from nbdist.ui.display.run import Marks, RunView, in_a_line, lost_among, note_on, summary_of, unit_of
+from nbdist.ui.display.run import Marks, RunView, in_a_line, note_on, summary_of, those, unit_of
 from nbdist.ui.frozen.run import RUN, frozen
 from nbdist.ui.frozen.summary import headline
 from nbdist.ui.widgets.controls import KINDS, PageControls
@@ -386,8 +386,9 @@ def test_gradients_that_were_not_applied_are_counted() -> None:
 def test_many_lost_replicas_are_counted() -> None:
     replicas = [ReplicaStanding("lost", 0, 0.0, None, {})] * 6
     tasks = [f"/job:worker/task:{i}" for i in range(6)]
-    assert lost_among(replicas, tasks) == "worker 0, worker 1, worker 2, worker 3 and 2 more were lost"
-    assert lost_among([], []) == ""
+    text = "worker 0, worker 1, worker 2, worker 3 and 2 more were lost"
+    assert those("was", "lost", replicas, tasks) == text
+    assert those("was", "lost", [], []) == ""
 
 
 def test_replicas_that_stopped_responding_are_named() -> None:

@@ -39,7 +39,7 @@ from nbdist.run.progress import (
 )
 from nbdist.run.run import Run
 from nbdist.run.task.reporting import Displayed
-from nbdist.text import clip
+from nbdist.text import clip, rate
 from nbdist.ui.ansi import plain
 from nbdist.ui.frozen.render import text
 from nbdist.ui.frozen.run import ALONE, frozen
@@ -51,7 +51,6 @@ from nbdist.ui.frozen.summary import (
     last_and_best,
     number,
     of_last_epoch,
-    rate,
     short_task,
     with_short_tasks,
 )
@@ -169,18 +168,16 @@ class LiveDisplay:
 
     def tick(self, now: float | None = None) -> None:
         """Send new points and output, about ten times a second; ``now`` in seconds on a monotonic clock."""
+        now = time.monotonic() if now is None else now
         with self.lock:
-            self._tick(time.monotonic() if now is None else now)
-
-    def _tick(self, now: float) -> None:
-        self.ticked = time.monotonic()
-        if self.show_due is not None and now >= self.show_due:
-            self.show()
-        if self.view is not None:
-            self.view.tick(now)
-        elif self.where == "terminal" and self.status and now >= self.line_due:
-            self.line_due = now + LINE_EVERY
-            self.report(progress_line(self.title, self.status, latest_values(self.store, self.charts)))
+            self.ticked = time.monotonic()
+            if self.show_due is not None and now >= self.show_due:
+                self.show()
+            if self.view is not None:
+                self.view.tick(now)
+            elif self.where == "terminal" and self.status and now >= self.line_due:
+                self.line_due = now + LINE_EVERY
+                self.report(progress_line(self.title, self.status, latest_values(self.store, self.charts)))
 
     def tick_from_any_thread(self) -> None:
         """Update the view while the main thread is busy."""
@@ -215,16 +212,13 @@ class LiveDisplay:
     def output(self, task: str, printed: str) -> None:
         """Append what a task printed."""
         with self.lock:
-            self._output(task, printed)
-
-    def _output(self, task: str, printed: str) -> None:
-        transcript = self.transcripts.setdefault(task, Transcript())
-        before = transcript.written
-        transcript.append(printed)
-        if self.where == "terminal":
-            _, lines, _ = transcript.since(before)
-            for line in plain(lines).splitlines():
-                self.report(f"[{short_task(task)}] {line}")
+            transcript = self.transcripts.setdefault(task, Transcript())
+            before = transcript.written
+            transcript.append(printed)
+            if self.where == "terminal":
+                _, lines, _ = transcript.since(before)
+                for line in plain(lines).splitlines():
+                    self.report(f"[{short_task(task)}] {line}")
 
     def on_control(self, callback: Callback, kinds: Sequence[str] = KINDS) -> None:
         """Set the callback for the page's commands (see `LiveView.on_control`), before `show`."""
@@ -233,30 +227,23 @@ class LiveDisplay:
     def finish(self, summary: Summary) -> None:
         """Replace the widget by a picture and a table, and close it."""
         with self.lock:
-            self._finish(summary)
-
-    def _finish(self, summary: Summary) -> None:
-        if not summary.outputs:
-            summary = replace(summary, outputs={t: log.text() for t, log in self.transcripts.items()})
-        if self.where == "terminal":
-            for task in self.transcripts:
-                self._report_open_line(task)
-            self.report(text(replace(summary, outputs={}), ALONE))
-            return
-        if self.view is not None:
-            self.view.finish(summary.state)  # first, because drawing the picture takes time
-        put = ipython.update_display if self.show_due is None else ipython.display
-        self.show_due = None
-        # The charts that were shown last.
-        wanted = self.charts if self.view is None else self.view.feed.wanted
-        put(frozen(self.store, summary, wanted), raw=True, display_id=self.display_id)
-        if self.view is not None:
-            self.view.close_unseen()
-            self.view = None
-
-    def _report_open_line(self, task: str) -> None:
-        if self.transcripts[task].open:
-            self.output(task, "\n")
+            if not summary.outputs:
+                summary = replace(summary, outputs={t: log.text() for t, log in self.transcripts.items()})
+            if self.where == "terminal":
+                for task in [task for task, log in self.transcripts.items() if log.open]:
+                    self.output(task, "\n")
+                self.report(text(replace(summary, outputs={}), ALONE))
+                return
+            if self.view is not None:
+                self.view.finish(summary.state)  # first, because drawing the picture takes time
+            put = ipython.update_display if self.show_due is None else ipython.display
+            self.show_due = None
+            # The charts that were shown last.
+            wanted = self.charts if self.view is None else self.view.feed.wanted
+            put(frozen(self.store, summary, wanted), raw=True, display_id=self.display_id)
+            if self.view is not None:
+                self.view.close_unseen()
+                self.view = None
 
 
 # The live display of a run.
@@ -282,8 +269,10 @@ class RunView:
         self._pictures = 0  # the version of the summaries' pictures that the view has
         self._input: dict[str, Any] | None = None
         self._thread: int | None = None  # the thread that shows the run, if another thread follows it
+        name, resumed = run.options.name, run.options.resume
+        title = name if resumed is None else f"{name}, continues {resumed}"
         self._display = LiveDisplay(
-            run.store, run.tasks, title_of(run), run_id=run.id, charts=run.options.live, again=again(run)
+            run.store, run.tasks, title, run_id=run.id, charts=run.options.live, again=again(run)
         )
         self._display.on_control(partial(act, run))
         if display:
@@ -551,15 +540,9 @@ def gpus_of(run: Run, standing: Standing) -> Gpus:
     return gpus_over_time(run.store, said or {i: one.known_gpu for i, one in recorded})
 
 
-def title_of(run: Run) -> str:
-    """Return the heading of a run's live view: its name, and the run that it continues."""
-    name, resumed = run.options.name, run.options.resume
-    return name if resumed is None else f"{name}, continues {resumed}"
-
-
 def remarks_on(run: Run, replicas: Sequence[ReplicaStanding]) -> list[str]:
     """Return remarks on lost and replaced replicas, and on gradients that were dropped or left out."""
-    lost = lost_among(replicas, run.tasks)
+    lost = those("was", LOST, replicas, run.tasks)
     remarks = [lost] if lost else []
     if run.options.resume is not None:
         remarks.append(f"continues run {run.options.resume}")
@@ -596,17 +579,12 @@ def note_on(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
         f"{short_task(tasks[i])} is slow: {times:.1f}x the others' step" for times, i in slow[:MOST_NAMED]
     ]
     more = [f"{len(slow) - MOST_NAMED} more are slow"] if len(slow) > MOST_NAMED else []
-    lost = lost_among(replicas, tasks)
+    lost = those("was", LOST, replicas, tasks)
     left = sum(replica.state not in ABSENT for replica in replicas)
     restarting = those("is", RESTARTING, replicas, tasks)
     if lost and left:
         lost += f"; training continues on {left} {'replica' if left == 1 else 'replicas'}"
     return "; ".join(filter(None, [lost, restarting, those("is", SILENT, replicas, tasks), *parts, *more]))
-
-
-def lost_among(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
-    """Return a message that names the lost replicas; empty if there are none."""
-    return those("was", LOST, replicas, tasks)
 
 
 def those(verb: str, state: str, replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:

@@ -47,8 +47,7 @@ def widest(ledger: Ledger) -> list[str]:
     Only parameters that differ between trials count. Ranges of floats come first, and parameters that only
     some trials have come last.
     """
-    everyone = [one.parameters for one in ledger.trials.values()]
-    names = [name for name in dict.fromkeys([*ledger.space, *_names(everyone)]) if _differs(name, everyone)]
+    names = _varied(ledger)
 
     def key(name: str) -> tuple[bool, float]:
         one = ledger.space.get(name)
@@ -98,8 +97,7 @@ def by_weight(ledger: Ledger) -> list[str]:
     """
     trials = ranked(ledger)
     scores = ranks(np.array([ledger.reports.score(one.value or 0.0) for one in trials]))
-    everyone = [one.parameters for one in ledger.trials.values()]
-    names = [name for name in dict.fromkeys([*ledger.space, *_names(everyone)]) if _differs(name, everyone)]
+    names = _varied(ledger)
     weights = {name: weight([one.parameters for one in trials], name, scores) for name in names}
     return sorted(names, key=lambda name: -weights[name])
 
@@ -147,13 +145,13 @@ def ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return middles[place]
 
 
-def _names(parameters: Sequence[Mapping[str, Value]]) -> list[str]:
-    return list(dict.fromkeys(name for one in parameters for name in one))
-
-
-def _differs(name: str, parameters: Sequence[Mapping[str, Value]]) -> bool:
-    found: set[Any] = {same_key(one[name]) for one in parameters if name in one}
-    return len(found) > 1
+def _varied(ledger: Ledger) -> list[str]:
+    """Return the parameters that differ between trials: those of the space, then those of the past."""
+    values: dict[str, set[Any]] = {name: set() for name in ledger.space}
+    for trial in ledger.trials.values():
+        for name, value in trial.parameters.items():
+            values.setdefault(name, set()).add(same_key(value))
+    return [name for name, found in values.items() if len(found) > 1]
 
 
 # Parts of all charts of a sweep's picture: labels, legend, colour bar.

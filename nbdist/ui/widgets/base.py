@@ -160,31 +160,28 @@ class StreamingView(BundledWidget):
             self.close()
 
     def _on_page_message(self, _: object, message: Mapping[str, Any], __: object) -> None:
-        with self.lock:
-            self._handle_message(message)
-
-    def _handle_message(self, message: Mapping[str, Any]) -> None:
         kind, view = str(message.get("kind")), str(message.get("view"))
-        if kind == "closed":
-            self.flow.set_visible(view, False)
-            self.views.discard(view)
-            self.focused.discard(view)
-            if self.closes_unseen:
-                self._close_if_unseen()
-                return
-        elif kind == "focus":
-            (self.focused.add if message.get("focused") else self.focused.discard)(view)
-        elif kind == "ack":
-            self.flow.acknowledged(int(message["sequence"]), self.now)
-        elif kind in ("ready", "visible", "snapshot"):
-            self.views.add(view)
-            self.visibility_known = self.visibility_known or kind != "ready" or bool(message["visible"])
-            self.flow.set_visible(view, bool(message["visible"]))
-            self._catch_up(int(message["sequence"]))
-        else:
-            self._handle_command(kind, message)
-        if self.finished:  # tick() is no longer called
-            self._send_last()
+        with self.lock:
+            if kind == "closed":
+                self.flow.set_visible(view, False)
+                self.views.discard(view)
+                self.focused.discard(view)
+                if self.closes_unseen:
+                    self._close_if_unseen()
+                    return
+            elif kind == "focus":
+                (self.focused.add if message.get("focused") else self.focused.discard)(view)
+            elif kind == "ack":
+                self.flow.acknowledged(int(message["sequence"]), self.now)
+            elif kind in ("ready", "visible", "snapshot"):
+                self.views.add(view)
+                self.visibility_known = self.visibility_known or kind != "ready" or bool(message["visible"])
+                self.flow.set_visible(view, bool(message["visible"]))
+                self._catch_up(int(message["sequence"]))
+            else:
+                self._handle_command(kind, message)
+            if self.finished:  # tick() is no longer called
+                self._send_last()
 
     def _catch_up(self, applied: int) -> None:
         """Plan a snapshot unless the last frame that the page has applied is the last one sent."""

@@ -29,7 +29,7 @@ from nbdist.ui.transcript import Transcript
 from nbdist.ui.widgets.base import StreamingView
 from nbdist.ui.widgets.controls import KINDS, Callback, PageControls
 from nbdist.ui.widgets.frames import frame
-from nbdist.ui.widgets.run_feed import Available, Feed, RunUpdate, chosen
+from nbdist.ui.widgets.run_feed import Available, Feed, chosen
 
 
 class LiveView(StreamingView):
@@ -166,11 +166,7 @@ class LiveView(StreamingView):
         content["replaced"] = update.replaced
         self.snapshot_wanted = False
         self.new.clear()
-        self._send_numbered(content, update, now)
-
-    def _send_numbered(self, content: dict[str, Any], update: RunUpdate, now: float) -> None:
-        sequence = self.flow.sent(now)
-        self.send(content, [frame(sequence, update.parts)])
+        self.send(content, [frame(self.flow.sent(now), update.parts)])
 
     def _charts(self) -> list[dict[str, Any]]:
         index = {name: number for number, name in enumerate(self.feed.names)}

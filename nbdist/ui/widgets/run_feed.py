@@ -185,16 +185,13 @@ class Feed:
             self.waiting.update(
                 {(replica, index | TREND): None for replica in self.drawn() for index in trained}
             )
-        self.add_clock(update)
-        self.spent += time.thread_time() - began
-        self.means_due = now + min(max(MEAN_EVERY, self.spent / MEAN_SHARE), MEAN_LATEST)
-        self.spent = 0.0
-
-    def add_clock(self, update: RunUpdate) -> None:
-        """Add the time in seconds of each step, so that the page can show wall time on the x axis."""
+        # The time in seconds of each step, so that the page can show wall time on the x axis.
         if self.names and (found := clock_of(self.store, self.names[0], self.lost)) is not None:
             update.replaced.append((MEAN, CLOCK))
             update.parts.append(records(MEAN, CLOCK, *found))
+        self.spent += time.thread_time() - began
+        self.means_due = now + min(max(MEAN_EVERY, self.spent / MEAN_SHARE), MEAN_LATEST)
+        self.spent = 0.0
 
 
 def clock_of(
