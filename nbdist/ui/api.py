@@ -267,7 +267,9 @@ def attach(
                 f"attached to {run_id}; also under way: {', '.join(others)} (nb.attach(id) attaches to one)"
             )
     if run_id is not None and is_sweep(run_id):
-        return attach_to_sweep(run_id, trial, push)
+        sweep = attach_sweep(run_id, trial=trial, push=push)
+        dress(sweep, live=True)
+        return sweep
     if trial is not None or push is not None:
         raise InvalidArgumentError(f"trial= and push= are for a sweep, and no sweep has the id {run_id!r}")
     try:
@@ -415,16 +417,13 @@ def run_sweep(
         first_line=first_line,
     )
     dress(sweep, live)
-    return wait_for(sweep) if wait else sweep
-
-
-def attach_to_sweep(
-    sweep: str, trial: Callable[..., Any] | None = None, push: Mapping[str, Any] | None = None
-) -> Sweep:
-    """Return another kernel's sweep and show its grid; the sweep continues if it has work left."""
-    found = attach_sweep(sweep, trial=trial, push=push)
-    dress(found, live=True)
-    return found
+    if not wait:
+        return sweep
+    try:
+        return sweep.wait()
+    except KeyboardInterrupt:
+        sweep.close()
+        raise
 
 
 def dress(sweep: Sweep, live: bool) -> None:
@@ -440,9 +439,8 @@ def show_sweep(sweep: Sweep, display: SweepDisplay) -> SweepDisplay:
     sweep.looking = partial(look, sweep, display)
     show_again_when_continued(sweep, display)
     display.show_again()
-    if sweep.over:
-        return display
-    follow_sweep_in_background(sweep, display)
+    if not sweep.over:
+        follow_sweep_in_background(sweep, display)
     return display
 
 
@@ -467,15 +465,6 @@ def look(sweep: Sweep, display: SweepDisplay) -> None:
             display.tick()
         elif not display.in_use:
             display.finish()
-
-
-def wait_for(sweep: Sweep) -> Sweep:
-    """Wait for a sweep's end without an event loop; an interrupt stops the sweep."""
-    try:
-        return sweep.wait()
-    except KeyboardInterrupt:
-        sweep.close()
-        raise
 
 
 def rerun(sweep: Sweep, trial: Trial) -> Run:
@@ -540,45 +529,37 @@ def follow_in_background(run: Run) -> None:
         run.follow_on_thread()
         return
     view = run.view
-    # The body of an in-graph run is in this process, and the thread that started it follows it.
-    if run.options.replicated.in_client:
+    shown = view if isinstance(view, RunView) else None
+    # The body of an in-graph run is in this process, and the thread that started it follows it. Without a
+    # page, the cell that waits shows the picture.
+    if run.options.replicated.in_client or (shown is not None and not shown.on_page):
         work = _follow(run)
-    elif not isinstance(view, RunView):
+    else:
+        if shown is not None:
+            shown.shown_by_this_thread()
         run.follow_on_thread()
-        work = _tell_at_end(run)
-    elif view.on_page:
-        view.shown_by_this_thread()
-        run.follow_on_thread()
-        work = _show(run, view)
-    else:  # the cell that waits shows the picture
-        work = _follow(run)
+        work = _show(run, shown)
     # A loop has only weak references to its tasks.
     task = _following[id(run)] = loop.create_task(work, name=f"nbdist follows run {run.id}")
     task.add_done_callback(lambda _: _following.pop(id(run), None))
 
 
-async def _show(run: Run, view: RunView) -> None:
-    """Show a run, which another thread follows, on this event loop."""
+async def _show(run: Run, view: RunView | None) -> None:
+    """Show a run, which another thread follows, on this event loop; without a view, print its notes only."""
     while True:
         try:
             while not run.settled:
-                view.tick()
+                if view is not None:
+                    view.tick()
                 await asyncio.sleep(SHOW_EVERY)
-            view.freeze(run)
+            if view is not None:
+                view.freeze(run)
             break
         except KeyboardInterrupt:  # meant for the current cell
             continue
         except Exception as error:  # an error of the view must not end the run
             run.notes.append(f"the view of run {run.id} failed: {type(error).__name__}: {error}")
             break
-    _tell(run)
-
-
-async def _tell_at_end(run: Run) -> None:
-    """Print the notes of a run that another thread follows."""
-    while not run.settled:
-        with suppress(KeyboardInterrupt):  # meant for the current cell
-            await asyncio.sleep(SHOW_EVERY)
     _tell(run)
 
 

@@ -110,7 +110,9 @@ def _running_cells(kernel: Any) -> list[tuple[Any, Any]]:
     It runs one now, the cell that loads nbdist.
     """
     execute: Callable[..., Any] = kernel.shell_handlers["execute_request"]
-    cells = [(_page_of(kernel), kernel.get_parent("shell"))]
+    from_7_on = hasattr(kernel, "_shell_parent_ident")
+    page = kernel._shell_parent_ident.get() if from_7_on else kernel._parent_ident["shell"]
+    cells = [(page, kernel.get_parent("shell"))]
 
     def first_ended(*_: Any) -> None:
         kernel.shell.events.unregister("post_run_cell", first_ended)
@@ -131,13 +133,6 @@ def _running_cells(kernel: Any) -> list[tuple[Any, Any]]:
     kernel.shell.events.register("post_run_cell", first_ended)
     kernel.shell_handlers["execute_request"] = run_cell
     return cells
-
-
-def _page_of(kernel: Any) -> Any:
-    """Return the identity of the page that has sent the cell."""
-    if hasattr(kernel, "_shell_parent_ident"):  # from ipykernel 7 on
-        return kernel._shell_parent_ident.get()
-    return kernel._parent_ident["shell"]
 
 
 def _kind(kernel: Any, message: list[Any]) -> str:
@@ -218,8 +213,6 @@ def _as_of_cell(shell: Any, cell: Mapping[str, Any] | None, work: Callable[[], N
 
 
 def _shell() -> Any:
-    from IPython.core.getipython import get_ipython
-
     shell = get_ipython()
     return shell if getattr(shell, "kernel", None) is not None else None
 

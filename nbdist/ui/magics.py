@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from functools import wraps
 from inspect import cleandoc
-from typing import Any
+from typing import Any, TypeVar
 
 from IPython.core.getipython import get_ipython
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
@@ -53,6 +53,7 @@ IN_BACKGROUND = (
     "as with --background: the buttons of its view act while no cell runs, as do run.pause(), "
     "run.set(learning_rate=...) and run.stop(); run.wait() waits for its results"
 )
+E = TypeVar("E", bound=BaseException)
 COMMANDS = ("start", "status", "attach", "detach", "grow", "shrink", "restart", "stop")
 
 # IPython shows nbdist's own errors as a message, without a traceback.
@@ -68,8 +69,7 @@ def shown_briefly(function: Callable[..., Any]) -> Callable[..., Any]:
         except NbdistError as error:
             raise without_traceback(error) from None
         except KeyboardInterrupt as error:
-            text = str(error) or f"{function.__name__} was interrupted"
-            error._render_traceback_ = lambda: [f"KeyboardInterrupt: {text}"]  # type: ignore[attr-defined]
+            shown_as(error, str(error) or f"{function.__name__} was interrupted")
             raise
 
     return wrapper
@@ -87,8 +87,13 @@ def with_flags(flags: dict[str, Flag]) -> Callable[[Callable[..., Any]], Callabl
 
 def without_traceback(error: NbdistError) -> NbdistError:
     """Return the error, made to show as its message alone in IPython."""
-    if not isinstance(error, WorkerError):
-        error._render_traceback_ = lambda: [f"{type(error).__name__}: {error}"]  # type: ignore[attr-defined]
+    return error if isinstance(error, WorkerError) else shown_as(error, str(error))
+
+
+def shown_as(error: E, text: str) -> E:
+    """Return an exception, made to show as its type and a text in IPython."""
+    # IPython calls this method of an exception, which its type does not declare.
+    error._render_traceback_ = lambda: [f"{type(error).__name__}: {text}"]  # type: ignore[attr-defined]
     return error
 
 
@@ -313,9 +318,8 @@ def finish(run: Run) -> None:
             if run.model is not None
             else "; no model was fetched" * trained
         )
-        stopped = KeyboardInterrupt(f"run {run.id} was stopped{kept}")
-        stopped._render_traceback_ = lambda: [f"KeyboardInterrupt: {stopped}"]  # type: ignore[attr-defined]
-        raise stopped
+        text = f"run {run.id} was stopped{kept}"
+        raise shown_as(KeyboardInterrupt(text), text)
 
 
 @shown_briefly
@@ -510,7 +514,5 @@ async def _end_of(sweep: Sweep) -> None:
             sweep.close()
     sweep.conclude()
     if ended:
-        stopped = KeyboardInterrupt(f"sweep {sweep.id} was stopped; its trials are in `sweep`")
-        # IPython calls this method of an exception, which its type does not declare.
-        stopped._render_traceback_ = lambda: [f"KeyboardInterrupt: {stopped}"]  # type: ignore[attr-defined]
-        raise stopped
+        text = f"sweep {sweep.id} was stopped; its trials are in `sweep`"
+        raise shown_as(KeyboardInterrupt(text), text)

@@ -349,6 +349,4 @@ def _condition(condition: Condition, names: dict[int, str]) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=256)
-def _literals(text: str) -> list[tuple[str, str]]:
-    return literals(text)
+_literals = lru_cache(maxsize=256)(literals)

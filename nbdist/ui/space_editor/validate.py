@@ -146,9 +146,7 @@ def _read_alone(draft: Draft, drafts: Sequence[Draft], grid: bool) -> Parameter 
     return parameter
 
 
-@lru_cache(maxsize=512)
-def _read(draft: Draft) -> Parameter:
-    return read(draft)
+_read = lru_cache(maxsize=512)(read)
 
 
 def _under_conditions(draft: Draft, parameter: Parameter, names: Mapping[int, str]) -> Parameter:
