@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from nbdist.graph.backend import backend_of
 from nbdist.graph.kernel import COMPUTE_IN_W, INTEGERS, define_kernel
-from nbdist.optim.base import Array, Optimizer, blocks, number, scratch
+from nbdist.optim.base import Array, Optimizer, blocks, scratch
 
 SETTINGS = (
     "T g, float64 rate, float64 learning_rate, float64 decay, float64 beta_1, float64 beta_2, float64 epsilon"
@@ -65,12 +67,7 @@ class Adam(Optimizer):
     epsilon: float = 1e-7
     amsgrad: bool = False
     bias_corrected_epsilon: bool = field(default=False, kw_only=True, repr=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.beta_1 = number("beta_1", self.beta_1, below=1)
-        self.beta_2 = number("beta_2", self.beta_2, below=1)
-        self.epsilon = number("epsilon", self.epsilon)
+    limits: ClassVar[Mapping[str, float]] = {"beta_1": 1, "beta_2": 1, "epsilon": math.inf}
 
     def new_slots(self, parameters: Array) -> dict[str, Array]:
         """Return the two moments, and the largest second moment for AMSGrad."""
@@ -136,10 +133,7 @@ class AdamW(Adam):
     """
 
     weight_decay: float = 0.004
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.weight_decay = number("weight_decay", self.weight_decay)
+    limits: ClassVar[Mapping[str, float]] = {**Adam.limits, "weight_decay": math.inf}
 
     def apply(self, parameters: Array, gradient: Array, slots: dict[str, Array], step: int) -> None:
         """Change ``parameters`` in place; the gradient is only read."""

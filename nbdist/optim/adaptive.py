@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -9,7 +11,7 @@ import numpy as np
 
 from nbdist.graph.backend import backend_of
 from nbdist.graph.kernel import COMPUTE_IN_W, Kernel, define_kernel
-from nbdist.optim.base import Array, Optimizer, blocks, number, scratch
+from nbdist.optim.base import Array, Optimizer, blocks, scratch
 
 # PyTorch adds epsilon to the root and multiplies the velocity by the rate, Keras adds it under the root and
 # multiplies what is added to the velocity: one of inside and outside is 0, one of before and after is 1.
@@ -70,12 +72,7 @@ class RMSprop(Optimizer):
     epsilon_outside_root: bool = field(default=False, kw_only=True, repr=False)
     rate_after_momentum: bool = field(default=False, kw_only=True, repr=False)
     counts_steps: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.rho = number("rho", self.rho, below=1)
-        self.momentum = number("momentum", self.momentum, below=1)
-        self.epsilon = number("epsilon", self.epsilon)
+    limits: ClassVar[Mapping[str, float]] = {"rho": 1, "momentum": 1, "epsilon": math.inf}
 
     def new_slots(self, parameters: Array) -> dict[str, Array]:
         """Return the mean square, the mean if centered, and the velocity if there is momentum."""
@@ -143,12 +140,7 @@ class Adagrad(Optimizer):
     epsilon: float = 1e-7
     epsilon_outside_root: bool = field(default=False, kw_only=True, repr=False)
     counts_steps: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        start = self.initial_accumulator_value
-        self.initial_accumulator_value = number("initial_accumulator_value", start)
-        self.epsilon = number("epsilon", self.epsilon)
+    limits: ClassVar[Mapping[str, float]] = {"initial_accumulator_value": math.inf, "epsilon": math.inf}
 
     def new_slots(self, parameters: Array) -> dict[str, Array]:
         """Return the sum of squares, at its initial value."""

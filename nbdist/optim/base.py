@@ -6,8 +6,9 @@ wherever the parameters live: in the worker on one device, in the parameter serv
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
@@ -58,10 +59,14 @@ class Optimizer(KerasAttributes, ABC):
     """Whether ``apply_rows`` may be called with rows that differ from replica to replica."""
     by_element: ClassVar[bool] = True
     """Whether ``apply`` may be called with any part of the parameters."""
+    limits: ClassVar[Mapping[str, float]] = {}
+    """What the settings that are numbers of 0 or more stay below, by their names."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.learning_rate, Tensor) and not callable(self.learning_rate):
             self.learning_rate = number("learning_rate", self.learning_rate)
+        for name, below in self.limits.items():
+            setattr(self, name, number(name, getattr(self, name), below))
 
     @abstractmethod
     def apply(self, parameters: Array, gradient: Array, slots: dict[str, Array], step: int) -> None:
@@ -211,11 +216,11 @@ def block_of(array: Array) -> int:
     return BLOCK if isinstance(array, np.ndarray) else max(len(array), 1)
 
 
-def number(name: str, value: Any, below: float = float("inf")) -> float:
+def number(name: str, value: Any, below: float = math.inf) -> float:
     """Return ``value`` as a Python float (NumPy's would widen float32 arrays) if it is in range."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise InvalidArgumentError(f"{name} is a number, got {value!r}")
     if not 0 <= value < below:
-        bounds = "0 or more and finite" if below == float("inf") else f"at least 0 and below {below}"
+        bounds = "0 or more and finite" if below == math.inf else f"at least 0 and below {below}"
         raise InvalidArgumentError(f"{name} must be {bounds}, got {value!r}")
     return float(value)

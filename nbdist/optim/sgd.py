@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import backend_of
 from nbdist.graph.kernel import COMPUTE_IN_W, define_kernel
-from nbdist.optim.base import Array, Optimizer, blocks, number, scratch
+from nbdist.optim.base import Array, Optimizer, blocks, scratch
 
 SGD_KERNEL = define_kernel("sgd", "T g, float64 rate", "T p", COMPUTE_IN_W + "p = T(W(p) - W(g) * W(rate));")
 # The rate multiplies gradients (before) or the velocity (after); the other of the two factors is 1.
@@ -50,10 +51,10 @@ class SGD(Optimizer):
     nesterov: bool = False
     rate_after_momentum: bool = field(default=False, kw_only=True, repr=False)
     counts_steps: ClassVar[bool] = False
+    limits: ClassVar[Mapping[str, float]] = {"momentum": 1}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.momentum = number("momentum", self.momentum, below=1)
         if self.nesterov and not self.momentum:
             raise InvalidArgumentError("nesterov=True needs momentum above 0, got 0")
 
