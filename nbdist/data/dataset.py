@@ -694,17 +694,12 @@ class Dataset:
         cycle = whole_number("interleave: cycle_length", cycle_length, 1)
         block = whole_number("interleave: block_length", block_length, 1)
         token = secrets.randbits(63)
-        inner, stage = partial(_open_inner, function), self._stage
-        if num_parallel_calls is None:
-            execution = Execution(name_of(function))
-            made = partial(elements.interleaved, stage.blocks, stage.rows, inner, cycle, block, token)
-        else:
+        threads = 0
+        if num_parallel_calls is not None:
             threads = whole_number("interleave: num_parallel_calls", num_parallel_calls, 1)
-            execution = Execution(name_of(function), threads)
-            made = partial(
-                parallel.interleaved, stage.blocks, stage.rows, inner, cycle, block, threads, token
-            )
-        step = ("interleave", cycle, block, token)
+        inner, stage = partial(_open_inner, function), self._stage
+        made = partial(parallel.interleaved, stage.blocks, stage.rows, inner, cycle, block, threads, token)
+        step, execution = ("interleave", cycle, block, token), Execution(name_of(function), threads)
         return self._then(step, made, execution, rows=None, count=None, spec=None)
 
     @classmethod

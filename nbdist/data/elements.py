@@ -194,45 +194,6 @@ def scanned(
         yield [output]
 
 
-def interleaved(
-    upstream: Blocks,
-    rows: Rows | None,
-    open_inner: Callable[[Any, Pass], Iterator[Any]],
-    cycle: int,
-    block: int,
-    token: int,
-    run: Pass,
-) -> Iterator[Block]:
-    """Yield ``block`` elements of each of ``cycle`` open datasets in turn.
-
-    ``open_inner(element, pass)`` opens the dataset of an element. One that ends is replaced when it is next
-    its turn, as in TensorFlow. The n-th pass opens each for its own n-th epoch.
-    """
-    inner_run = replace(
-        run, openings={}, first=run.opening(token), buffers=0, readers=None, hint=None, meter=None
-    )
-    incoming = kept(upstream, rows, run)
-    slots: list[Iterator[Any] | None] = [None] * cycle
-    turn, more, begun = 0, True, 0
-    while more or any(slot is not None for slot in slots):
-        slot = slots[turn]
-        if slot is None and more:
-            element = next(incoming, _END)
-            if element is _END:
-                more = False
-                continue
-            # Each dataset counts its own openings.
-            slot = slots[turn] = open_inner(element, replace(inner_run.inside(begun), openings={}))
-            begun += 1
-        if slot is not None:
-            found = list(itertools.islice(slot, block))
-            if found:
-                yield found
-            if len(found) < block:
-                slots[turn] = None
-        turn = (turn + 1) % cycle
-
-
 def sampled(
     parts: Sequence[tuple[Blocks, Rows | None]],
     weights: Sequence[float],

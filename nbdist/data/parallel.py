@@ -248,12 +248,16 @@ def interleaved(
     token: int,
     run: Pass,
 ) -> Iterator[Block]:
-    """Yield what `elements.interleaved` yields, with the next turn of each open dataset read by a thread."""
+    """Yield ``block`` elements of each of ``cycle`` open datasets in turn.
+
+    ``open_inner(element, pass)`` opens the dataset of an element. One that ends is replaced when it is next
+    its turn, as in TensorFlow. The n-th pass opens each for its own n-th epoch. ``threads``, if there are
+    any, read the next turn of each open dataset.
+    """
     inner_run = replace(
         run, openings={}, first=run.opening(token), buffers=0, readers=None, hint=None, meter=None
     )
     incoming = enumerate(kept(upstream, rows, run))
-
     counter, clock = run.counter, time.perf_counter
 
     def read(source: Iterator[Any]) -> tuple[list[Any], float]:
@@ -261,16 +265,21 @@ def interleaved(
         return list(itertools.islice(source, block)), clock() - began
 
     with pool(run, threads) as executor:
-        slots: list[tuple[Iterator[Any], Future[tuple[list[Any], float]]] | None] = [None] * cycle
+        # The open datasets, and what returns the elements of their next turns.
+        slots: list[tuple[Iterator[Any], Callable[[], tuple[list[Any], float]]] | None] = [None] * cycle
+
+        def put(turn: int, source: Iterator[Any]) -> None:
+            reading = executor.submit(read, source).result if threads else partial(read, source)
+            slots[turn] = source, reading
 
         def fill(turn: int) -> bool:
             for number, element in incoming:
-                source = open_inner(element, replace(inner_run.inside(number), openings={}))
-                slots[turn] = source, executor.submit(read, source)
+                # Each dataset counts its own openings.
+                put(turn, open_inner(element, replace(inner_run.inside(number), openings={})))
                 return True
             return False
 
-        more = all(fill(turn) for turn in range(cycle))
+        more = all(fill(turn) for turn in range(cycle if threads else 0))
         turn = 0
         while more or any(slot is not None for slot in slots):
             slot = slots[turn]
@@ -279,10 +288,12 @@ def interleaved(
                 continue
             if slot is not None:
                 source, reading = slot
-                found, seconds = reading.result()
-                if counter is not None:
+                found, seconds = reading()
+                if counter is not None and threads:
                     counter.called(seconds)
-                slots[turn] = (source, executor.submit(read, source)) if len(found) == block else None
+                slots[turn] = None
+                if len(found) == block:
+                    put(turn, source)
                 if found:
                     yield found
             turn = (turn + 1) % cycle
