@@ -228,7 +228,7 @@ def huber(y: Tensor, predicted: Tensor, delta: float = 1.0) -> Tensor:
 def log_cosh(y: Tensor, predicted: Tensor) -> Tensor:
     """Return the mean over the last axis of log(cosh(difference)): like Huber's, and smooth."""
     x = predicted - y
-    return (np.logaddexp(x, -x) - float(LOG_2)).mean(axis=-1)  # type: ignore[no-any-return]
+    return (np.logaddexp(x, -x) - math.log(2)).mean(axis=-1)  # type: ignore[no-any-return]
 
 
 @_rows_like_predictions
@@ -272,12 +272,8 @@ def categorical_hinge(y: Tensor, predicted: Tensor) -> Tensor:
 @_rows_like_predictions
 def cosine_similarity(y: Tensor, predicted: Tensor) -> Tensor:
     """Return minus the cosine between true and predicted values, over the last axis: -1 where they agree."""
-    lengths = (np.maximum(np.linalg.norm(v, axis=-1, keepdims=True), TINY) for v in (y, predicted))
-    a, b = lengths
+    a, b = (np.maximum(np.linalg.norm(v, axis=-1, keepdims=True), TINY) for v in (y, predicted))
     return -((y / a) * (predicted / b)).sum(axis=-1)  # type: ignore[no-any-return]
-
-
-LOG_2 = 0.6931471805599453
 
 
 @dataclass(frozen=True)
@@ -384,11 +380,12 @@ def check_labels(loss: Measure, labels: Any, predicted: Tensor) -> None:
             f"{loss.name} takes class numbers (integers), got labels of dtype {labels.dtype}; "
             "use .astype(int), or categorical_crossentropy for one-hot rows"
         )
-    if loss.sparse and labels.ndim != predicted.ndim - 1:
-        hint = "; put Flatten() before the last layer for one label per example" if predicted.ndim > 2 else ""
+    if labels.ndim != predicted.ndim - loss.sparse:
+        why = ": one class number belongs to each row of predictions" if loss.sparse else ""
+        if loss.sparse and predicted.ndim > 2:
+            why += "; put Flatten() before the last layer for one label per example"
         raise InvalidArgumentError(
-            f"{loss.name}: labels of shape {labels.shape} do not fit predictions {show(predicted.shape)}: "
-            f"one class number belongs to each row of predictions{hint}"
+            f"{loss.name}: labels of shape {labels.shape} do not fit predictions {show(predicted.shape)}{why}"
         )
     if (
         loss.sparse
@@ -399,10 +396,6 @@ def check_labels(loss: Measure, labels: Any, predicted: Tensor) -> None:
         raise InvalidArgumentError(
             f"{loss.name}: labels go from {labels.min()} to {labels.max()}, the model has {classes} outputs "
             f"(classes 0 to {classes - 1})"
-        )
-    if not loss.sparse and labels.ndim != predicted.ndim:
-        raise InvalidArgumentError(
-            f"{loss.name}: labels of shape {labels.shape} do not fit predictions {show(predicted.shape)}"
         )
     if loss.name in LABELS and labels.size:
         allowed = LABELS[loss.name]
