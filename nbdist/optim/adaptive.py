@@ -12,6 +12,7 @@ import numpy as np
 from nbdist.graph.backend import backend_of
 from nbdist.graph.kernel import COMPUTE_IN_W, Kernel, define_kernel
 from nbdist.optim.base import Array, Optimizer, blocks, scratch
+from nbdist.optim.sgd import factors
 
 # PyTorch adds epsilon to the root and multiplies the velocity by the rate, Keras adds it under the root and
 # multiplies what is added to the velocity: one of inside and outside is 0, one of before and after is 1.
@@ -82,10 +83,10 @@ class RMSprop(Optimizer):
     def apply(self, parameters: Array, gradient: Array, slots: dict[str, Array], step: int) -> None:
         """Change ``parameters`` in place; the gradient is only read."""
         if backend_of(parameters) is not np:
-            settings = (*self._factors, self.rho, self.momentum, *epsilons(self))
+            settings = (*factors(self), self.rho, self.momentum, *epsilons(self))
             kernel = RMSPROP[self.centered, bool(self.momentum)]
             return kernel(backend_of(parameters), gradient, *settings, parameters, *slots.values())
-        room, (before, after) = scratch(parameters), self._factors
+        room, (before, after) = scratch(parameters), factors(self)
         for p, g, *state in blocks(parameters, gradient, *slots.values()):
             kept = dict(zip(slots, state, strict=True))
             change = np.multiply(self._direction(g, kept, room[: len(p)]), before, out=room[: len(p)])
@@ -96,12 +97,6 @@ class RMSprop(Optimizer):
                 change = np.multiply(velocity, after, out=change)
             np.subtract(p, change, out=p)
         return None
-
-    @property
-    def _factors(self) -> tuple[Any, Any]:
-        """What multiplies a step before it is added to the velocity, and the velocity after that."""
-        after = self.rate_after_momentum and self.momentum
-        return (1.0, self.learning_rate) if after else (self.learning_rate, 1.0)
 
     def _direction(self, g: Array, kept: dict[str, Array], work: Array) -> Array:
         """Return the gradient divided by the root, in ``work``."""

@@ -69,8 +69,8 @@ class SGD(Optimizer):
             if not self.momentum:
                 return SGD_KERNEL(xp, gradient, self.learning_rate, parameters)
             kernel = SGD_NESTEROV if self.nesterov else SGD_MOMENTUM
-            return kernel(xp, gradient, *self._factors, self.momentum, parameters, slots["velocity"])
-        before, after = self._factors if self.momentum else (self.learning_rate, 1.0)
+            return kernel(xp, gradient, *factors(self), self.momentum, parameters, slots["velocity"])
+        before, after = factors(self)
         # It may be in memory that another core writes next.
         room = scratch(parameters)
         for p, g, *state in blocks(parameters, gradient, *slots.values()):
@@ -79,11 +79,6 @@ class SGD(Optimizer):
                 change = self._with_momentum(p, change, state[0], after)
             np.subtract(p, change, out=p)
         return None
-
-    @property
-    def _factors(self) -> tuple[Any, Any]:
-        """What multiplies a gradient before it is added to the velocity, and the velocity after that."""
-        return (1.0, self.learning_rate) if self.rate_after_momentum else (self.learning_rate, 1.0)
 
     def _with_momentum(self, p: Array, change: Array, velocity: Array, after: float) -> Array:
         """Move the velocity on; return what is left to subtract."""
@@ -94,3 +89,9 @@ class SGD(Optimizer):
         else:
             np.add(p, self.momentum * velocity * after, out=p)
         return change if after == 1.0 else np.multiply(change, after, out=change)
+
+
+def factors(optimizer: Any) -> tuple[Any, Any]:
+    """Return what multiplies a gradient before it is added to the velocity, and the velocity after that."""
+    rate = optimizer.learning_rate
+    return (1.0, rate) if optimizer.rate_after_momentum and optimizer.momentum else (rate, 1.0)
