@@ -140,7 +140,10 @@ class Dataset:
         names = files.named(pattern)
         rows = ArrayRows(np.array(files.expand(names)))
         spec = ElementSpec((), rows.arrays[0].dtype)
-        step = ("list_files", *names)
+        return cls._of_paths(rows, ("list_files", *names), spec, shuffle, seed)
+
+    @classmethod
+    def _of_paths(cls, rows: ArrayRows, step: Step, spec: Any, shuffle: bool, seed: int | None) -> Dataset:
         made = partial(files.listed, rows.count)
         found = cls(_Stage(made, rows, rows.count, (step,), None, spec, files=partial(int, rows.count)))
         return found.shuffle(rows.count, seed) if shuffle else found
@@ -296,15 +299,8 @@ class Dataset:
         arguments.one_of("images: mode", mode, image_folders.MODES)
         paths, classes, _ = image_folders.find_images(folder, labels)
         given = (np.array(paths), np.array(classes)) if labels else np.array(paths)
-        rows = ArrayRows(given)
         step = ("images", os.fspath(folder), repr(shape), mode, bool(labels))
-        found = cls(
-            _Stage(
-                partial(files.listed, rows.count), rows, rows.count, (step,), files=partial(int, rows.count)
-            )
-        )
-        if shuffle:
-            found = found.shuffle(rows.count, seed)
+        found = cls._of_paths(ArrayRows(given), step, None, shuffle, seed)
 
         def decode(path: Any, *label: Any) -> Any:
             image = image_folders.decode(path, shape, mode)

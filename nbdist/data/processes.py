@@ -36,9 +36,9 @@ from typing import Any, TypeAlias
 
 from nbdist import errors
 from nbdist.data.blocks import Block, Blocks, Pass, RunsAhead
-from nbdist.data.elements import apply, kept
+from nbdist.data.elements import apply, kept, noted
 from nbdist.data.encoding import ALIGNMENT, decode, encode, write
-from nbdist.data.meter import StageCounter
+from nbdist.data.meter import StageCounter, name_of
 from nbdist.data.random_state import reseed
 from nbdist.data.rows import Rows
 from nbdist.errors import UnavailableError
@@ -187,7 +187,7 @@ class MapProcess:
     """
 
     def __init__(self, function: Callable[..., Any], numbers: Sequence[int]) -> None:
-        self._name = getattr(function, "__name__", type(function).__name__)
+        self._function = function
         self._requests = [SharedMemory() for _ in range(IN_FLIGHT)]
         self._results = [SharedMemory() for _ in range(IN_FLIGHT)]
         self._numbers: deque[list[int]] = deque()  # of the elements of each request
@@ -227,9 +227,7 @@ class MapProcess:
     def _result(self, number: int, failed: int, value: Any) -> Result:
         if not failed:
             return value, None
-        error = rebuilt_error(*value)
-        error.add_note(f"raised by {self._name} for element {number} of this pass (the first is 0)")
-        return None, error
+        return None, noted(rebuilt_error(*value), self._function, number)
 
     def stop(self) -> None:
         """End the process. A thread that waits for it finds the connection at its end."""
@@ -244,7 +242,7 @@ class MapProcess:
         first, *_, last = 2 * self._numbers[0]
         which = f"element {first}" if first == last else f"elements {first} to {last}"
         return UnavailableError(
-            f"a process of map({self._name}, workers=...) has ended while it had {which} "
+            f"a process of map({name_of(self._function)}, workers=...) has ended while it had {which} "
             "of this pass: it may have used too much memory, or crashed in a library; try num_parallel_calls "
             "(threads) instead, or fewer workers"
         )

@@ -74,7 +74,9 @@ def rebuild(steps: Sequence[Any], arrays: Sequence[Array]) -> Dataset:
         raise InvalidArgumentError(f"{len(arrays)} arrays came with a dataset, and it uses {used!r:.80}")
     dataset = Dataset.from_arrays(structure)
     for name, *values in transforms:
-        kinds, apply = _transform(name)
+        if name not in _TRANSFORMS:
+            raise InvalidArgumentError(f"cannot send transform {name!r:.40}; {choices(name, _TRANSFORMS)}")
+        kinds, apply = _TRANSFORMS[name]
         _check_values(name, values, kinds)
         dataset = apply(dataset, *values)
     return dataset
@@ -164,12 +166,6 @@ def _checked(step: Any) -> Step:
     if not isinstance(step, (tuple, list)) or not step or type(step[0]) is not str:
         raise InvalidArgumentError(f"a step of a dataset is a name with values, not {step!r:.80}")
     return tuple(step)
-
-
-def _transform(name: str) -> tuple[tuple[str, ...], Callable[..., Dataset]]:
-    if name not in _TRANSFORMS:
-        raise InvalidArgumentError(f"cannot send transform {name!r:.40}; {choices(name, _TRANSFORMS)}")
-    return _TRANSFORMS[name]
 
 
 def _check_values(name: str, values: list[Any], kinds: tuple[str, ...]) -> None:
