@@ -50,17 +50,19 @@ class Plateau(Callback):
 
 
 def checked_scheduler(scheduler: Any, optimizer: Any, interval: str) -> None:
-    """Raise InvalidArgumentError for what `fit` cannot follow as its ``scheduler``."""
+    """Raise InvalidArgumentError for what `fit` cannot follow as its ``scheduler``, None for none."""
     from torch.optim.lr_scheduler import LRScheduler
 
+    if interval not in INTERVALS:
+        raise InvalidArgumentError(f"fit: no scheduler_interval {interval!r}; {choices(interval, INTERVALS)}")
+    if scheduler is None:
+        return
     if not isinstance(scheduler, LRScheduler):
         raise InvalidArgumentError(
             f"fit: scheduler is one of torch.optim.lr_scheduler, got {type(scheduler).__name__}"
         )
     if scheduler.optimizer is not optimizer:
         raise InvalidArgumentError("fit: the scheduler is of another optimizer than the one given")
-    if interval not in INTERVALS:
-        raise InvalidArgumentError(f"fit: no scheduler_interval {interval!r}; {choices(interval, INTERVALS)}")
     if getattr(scheduler, "cycle_momentum", False):
         raise InvalidArgumentError(
             f"{type(scheduler).__name__}(cycle_momentum=True) changes the momentum, and a strategy changes "

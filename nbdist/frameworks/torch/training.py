@@ -135,8 +135,8 @@ def fit(
         )
     callbacks = own_callbacks(callbacks, model)
     rate_at, watching = None, list[Callback]()
+    checked_scheduler(scheduler, optimizer, scheduler_interval)
     if scheduler is not None:
-        checked_scheduler(scheduler, optimizer, scheduler_interval)
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             watching = [Plateau(scheduler, "loss" if validation_data is None else "val_loss")]
         else:
