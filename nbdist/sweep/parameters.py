@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeGuard
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, TypeAlias, TypeGuard
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.numbers import is_whole
@@ -19,8 +19,11 @@ from nbdist.numbers import is_whole
 MOST_VALUES = 10_000
 
 
+@dataclass(frozen=True)
 class Parameter(ABC):
     """What one hyperparameter may be; frozen, and the same from Python, from text and from JSON."""
+
+    json_kind: ClassVar[str]
 
     @abstractmethod
     def draw(self, fraction: float) -> Value:
@@ -34,9 +37,14 @@ class Parameter(ABC):
     def grid(self) -> list[Value]:
         """Return the values of a grid search; `InvalidArgumentError` for a float range without ``points``."""
 
-    @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data that `parameter_from_json` reads."""
+        """Return plain JSON data that `parameter_from_json` reads: the kind, and the fields that are set."""
+        found: dict[str, Any] = {"kind": self.json_kind}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value is not None or one.default is MISSING:
+                found[one.name] = jsonable(value)
+        return found
 
     @property
     def conditions(self) -> dict[str, tuple[Value, ...]]:
@@ -58,6 +66,7 @@ Value: TypeAlias = "bool | int | float | str | tuple[Value, ...] | None"
 class Choice(Parameter):
     """One of several values, each as likely as another."""
 
+    json_kind = "choice"
     values: tuple[Value, ...]
 
     def __post_init__(self) -> None:
@@ -85,10 +94,6 @@ class Choice(Parameter):
         """Return the values that a grid search takes."""
         return list(self.values)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return {"kind": "choice", "values": [jsonable(value) for value in self.values]}
-
     def __str__(self) -> str:
         return literal(self.values)
 
@@ -97,6 +102,7 @@ class Choice(Parameter):
 class Fixed(Parameter):
     """One value, the same in all trials."""
 
+    json_kind = "fixed"
     value: Value
 
     def __post_init__(self) -> None:
@@ -113,10 +119,6 @@ class Fixed(Parameter):
     def grid(self) -> list[Value]:
         """Return the values that a grid search takes."""
         return [self.value]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return {"kind": "fixed", "value": jsonable(self.value)}
 
     def __str__(self) -> str:
         return f"fixed({literal(self.value)})" if isinstance(self.value, tuple) else repr(self.value)
@@ -185,6 +187,7 @@ class Real(Parameter):
     ``points`` is how many values a grid search takes.
     """
 
+    json_kind = "float"
     low: float
     high: float
     log: bool = False
@@ -215,10 +218,6 @@ class Real(Parameter):
         between = (self._at(index / (self.points - 1)) for index in range(1, self.points - 1))
         return [self.low, *between, self.high]  # both ends as given, and not as a logarithm is rounded
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return _given(kind="float", low=self.low, high=self.high, log=self.log, points=self.points)
-
     def __str__(self) -> str:
         return f"{self._word}({self.low!r}, {self.high!r}{_points(self.points)})"
 
@@ -243,6 +242,7 @@ class Integer(Parameter):
     most; without it, all there are.
     """
 
+    json_kind = "int"
     low: int
     high: int
     log: bool = False
@@ -287,12 +287,6 @@ class Integer(Parameter):
         last, gaps = self._count - 1, self.points - 1
         return [self.low + self.step * round(index * last / gaps) for index in range(self.points)]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return _given(
-            kind="int", low=self.low, high=self.high, log=self.log, step=self.step, points=self.points
-        )
-
     def __str__(self) -> str:
         step = f", step={self.step}" if self.step != 1 else ""
         return f"int({self.low}, {self.high}{', log=True' if self.log else ''}{step}{_points(self.points)})"
@@ -315,10 +309,6 @@ def _check_range(range_: Real | Integer) -> None:
         )
     if range_.points is not None and not 2 <= whole(range_.points, "points") <= MOST_VALUES:
         raise InvalidArgumentError(f"{range_}: points must be 2 to {MOST_VALUES:,}")
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _points(points: int | None) -> str:
