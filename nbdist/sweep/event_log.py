@@ -33,6 +33,7 @@ import fcntl
 import os
 import stat
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,25 +86,10 @@ class EventLog:
     @classmethod
     def create(cls, path: Path) -> EventLog:
         """Make a new log; raises `FailedPreconditionError` if there is a file already."""
-        lock = take_lock(path)
         try:
-            try:
-                descriptor = _open(path, os.O_CREAT | os.O_EXCL)
-            except FileExistsError:
-                raise FailedPreconditionError(
-                    f"{path} is there already; a sweep has a log of its own"
-                ) from None
-            log = cls(path, descriptor, lock, EventLogPart())
-            try:
-                log._write(MAGIC)
-                log.sync()
-            except BaseException:
-                os.close(descriptor)
-                raise
-            return log
-        except BaseException:
-            os.close(lock)
-            raise
+            return cls._locked(path, os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            raise FailedPreconditionError(f"{path} is there already; a sweep has a log of its own") from None
 
     @classmethod
     def reopen(cls, path: Path) -> EventLog:
@@ -114,23 +100,24 @@ class EventLog:
         """
         if not path.exists():
             raise NotFoundError(f"no sweep log {path}")
-        lock = take_lock(path)
-        try:
-            descriptor = _open(path, 0)
-            try:
-                _check_own(descriptor, path)
-                found = read_events(path)
-                os.ftruncate(descriptor, found.offset)
-                log = cls(path, descriptor, lock, found)
-                if not found.offset:  # its maker died before the first line was whole
-                    log._write(MAGIC)
-                return log
-            except BaseException:
-                os.close(descriptor)
-                raise
-        except BaseException:
-            os.close(lock)
-            raise
+        return cls._locked(path, 0)
+
+    @classmethod
+    def _locked(cls, path: Path, flags: int) -> EventLog:
+        with ExitStack() as undo:
+            lock = take_lock(path)
+            undo.callback(os.close, lock)
+            descriptor = _open(path, flags)
+            undo.callback(os.close, descriptor)
+            _check_own(descriptor, path)
+            found = read_events(path)
+            os.ftruncate(descriptor, found.offset)
+            log = cls(path, descriptor, lock, found)
+            if not found.offset:  # it is new, or its maker died before the first line was whole
+                log._write(MAGIC)
+                log.sync()
+            undo.pop_all()
+            return log
 
     def append(self, *events: Event) -> None:
         """Write events, reports that stand together in one record.
