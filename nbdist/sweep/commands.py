@@ -43,8 +43,8 @@ from nbdist.sweep.events import (
 )
 from nbdist.sweep.parameters import plain, whole
 from nbdist.sweep.parse import as_space
-from nbdist.sweep.sampler import Sampler, trial_seed
-from nbdist.sweep.samplers import make_sampler
+from nbdist.sweep.sampler import trial_seed
+from nbdist.sweep.scheduler import sampler_of
 from nbdist.sweep.space import Parameters, Space
 from nbdist.sweep.start import MOST_TRIALS, check_per_trial
 from nbdist.sweep.state import Ledger, Trial
@@ -326,7 +326,7 @@ def add(ledger: Ledger, trials: int, now: float) -> list[Event]:
             f"{trials} more trials: add at least 1, up to {MOST_TRIALS:,} in all; the sweep has "
             f"{ledger.wanted:,}"
         )
-    made = _sampler(ledger, ledger.space)
+    made = sampler_of(ledger, ledger.space)
     if made.size is not None and made.ask(ledger.history, ledger.next_number) is None:
         raise FailedPreconditionError(
             f"each of the {made.size:,} points of the {ledger.created.sampler} has its trial: edit the space "
@@ -348,7 +348,7 @@ def edit(
     what_outside(outside)
     if space == ledger.space:
         return []
-    _sampler(ledger, space)
+    sampler_of(ledger, space)
     events: list[Event] = [SpaceEdited(now, space)]
     for trial in outside_of(ledger, space):
         if trial.state == "running" and outside == "stop" and not trial.stopping:
@@ -427,13 +427,6 @@ def trial_of(ledger: Ledger, number: int) -> Trial:
 
 def _dropped(trial: Trial, why: str, now: float) -> Ended:
     return Ended(now, trial.number, trial.attempt, "stopped", trial.value, {}, why)
-
-
-def _sampler(ledger: Ledger, space: Space) -> Sampler:
-    created = ledger.created
-    return make_sampler(
-        created.sampler, space, created.seed, created.direction, created.settings.get("sampler")
-    )
 
 
 def _check_not_closed(ledger: Ledger) -> None:

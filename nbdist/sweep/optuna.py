@@ -70,7 +70,8 @@ class OptunaSampler(Sampler):
         if len(history) < self._read or self._diverged(history):
             self._start()
         self._catch_up(history)
-        self._study.sampler = self._seeded(trial_seed(self._seed, number) ^ 0x5EED)
+        reseed(self._sampler, trial_seed(self._seed, number) ^ 0x5EED)
+        self._study.sampler = self._sampler
         trial = self._study.ask()
 
         def value_of(name: str, parameter: Parameter) -> Value:
@@ -94,10 +95,6 @@ class OptunaSampler(Sampler):
         self._open: dict[int, int] = {}  # our number -> Optuna's, of trials that it takes for running
         self._given: dict[int, Mapping[str, Value]] = {}
         self._asked = None
-
-    def _seeded(self, seed: int) -> optuna.samplers.BaseSampler:
-        reseed(self._sampler, seed)
-        return self._sampler
 
     def _diverged(self, history: History) -> bool:
         """Whether the history lacks the last sampled trial: Optuna cannot take it back."""
@@ -306,7 +303,7 @@ def export_study(ledger: Ledger, storage: str | Path, name: str) -> optuna.Study
     study.set_user_attr("metric", ledger.created.metric)
     study.set_user_attr("space", str(ledger.space))
     study.set_user_attr("seed", ledger.created.seed)
-    columns = {name: ParameterColumn(ledger, name) for name in _parameter_names(ledger)}
+    columns = {name: ParameterColumn(ledger, name) for name in ledger.parameter_names}
     study.add_trials([_frozen(ledger, trial, columns) for _, trial in sorted(ledger.trials.items())])
     return study
 
@@ -394,10 +391,3 @@ def _storage(storage: str | Path) -> Any:
     if path.suffix in (".db", ".sqlite", ".sqlite3"):
         return f"sqlite:///{path.absolute()}"
     raise InvalidArgumentError(f"{path}: a study goes into a file .log, .journal, .db or .sqlite, or an URL")
-
-
-def _parameter_names(ledger: Ledger) -> list[str]:
-    spaces = [name for space in ledger.spaces for name in space]
-    return list(
-        dict.fromkeys([*spaces, *(name for one in ledger.trials.values() for name in one.parameters)])
-    )

@@ -35,6 +35,7 @@ from nbdist.sweep.parameters import is_number
 from nbdist.sweep.pruners import make_pruner
 from nbdist.sweep.sampler import Sampler, trial_seed
 from nbdist.sweep.samplers import make_sampler
+from nbdist.sweep.space import Space
 from nbdist.sweep.state import Ledger, Trial
 
 RETRIES = 1
@@ -196,12 +197,9 @@ class Scheduler:
     @property
     def sampler(self) -> Sampler:
         """The sampler for the space as it is now."""
-        created, edits = self.ledger.created, len(self.ledger.spaces)
+        edits = len(self.ledger.spaces)
         if self._sampler is None or self._edits != edits:
-            settings = created.settings.get("sampler")
-            self._sampler = make_sampler(
-                created.sampler, self.ledger.space, created.seed, created.direction, settings
-            )
+            self._sampler = sampler_of(self.ledger, self.ledger.space)
             self._edits, self._exhausted = edits, False
         return self._sampler
 
@@ -227,6 +225,14 @@ class Scheduler:
             return Retried(now, trial.number, reason, error, trial.ranks)
         why = f"lost {trial.lost + 1} times; the last time {error}"
         return Ended(now, trial.number, trial.attempt, "failed", None, {}, why)
+
+
+def sampler_of(ledger: Ledger, space: Space) -> Sampler:
+    """Return a sweep's sampler for a space."""
+    created = ledger.created
+    return make_sampler(
+        created.sampler, space, created.seed, created.direction, created.settings.get("sampler")
+    )
 
 
 def state_of(ledger: Ledger, driven: bool, reason: str) -> str:

@@ -84,10 +84,10 @@ class Ledger:
         self._idle: list[tuple[float, float]] = []  # from when to when there was nothing to do
         self._idle_since: float | None = None
         self._take: dict[type, Callable[[Any], bool]] = {
-            Asked: self._asked, Cloned: self._cloned, Started: self._started, Reported: self._reported,
-            Pruned: self._pruned, Stopped: self._stopped, Ended: self._ended, Retried: self._retried,
+            Asked: self._asked, Cloned: self._asked, Started: self._started, Reported: self._reported,
+            Pruned: self._stopped, Stopped: self._stopped, Ended: self._ended, Retried: self._retried,
             Promoted: self._promoted, SpaceEdited: self._space_edited, Added: self._added,
-            Paused: self._paused, Resumed: self._resumed, Closed: self._closed, Created: self._again,
+            Paused: self._paused, Resumed: self._paused, Closed: self._closed, Created: self._again,
         }  # fmt: skip
 
     @classmethod
@@ -155,6 +155,13 @@ class Ledger:
         """How many trials are still to be asked for."""
         return 0 if self.closed else max(0, self.wanted - self.sampled)
 
+    @property
+    def parameter_names(self) -> list[str]:
+        """The names of all parameters that trials had, or may have, those of the present space first."""
+        trials = (name for one in self.trials.values() for name in one.parameters)
+        spaces = (name for space in reversed(self.spaces) for name in space)
+        return list(dict.fromkeys([*spaces, *trials]))
+
     def curve(self, number: int) -> Curve | None:
         """Return what a trial reported, None if nothing."""
         return self.reports.curves.get(number)
@@ -162,19 +169,13 @@ class Ledger:
     def _again(self, event: Created) -> bool:
         return False
 
-    def _asked(self, event: Asked) -> bool:
-        taken = self._new(Trial(event.number, event.parameters, event.seed, event.time))
-        self.sampled += taken
-        return taken
-
-    def _cloned(self, event: Cloned) -> bool:
-        return self._new(Trial(event.number, event.parameters, event.seed, event.time, event.parent))
-
-    def _new(self, trial: Trial) -> bool:
-        number = trial.number
+    def _asked(self, event: Asked | Cloned) -> bool:
+        number = event.number
         if number in self.trials:
             return False
-        self.trials[number] = trial
+        parent = event.parent if isinstance(event, Cloned) else None
+        trial = self.trials[number] = Trial(number, event.parameters, event.seed, event.time, parent)
+        self.sampled += trial.sampled
         self.next_number = max(self.next_number, number + 1)
         self.counts["waiting"] += 1
         self.waiting[number] = None
@@ -202,17 +203,11 @@ class Ledger:
             trial.step, trial.value = step, value
         return True
 
-    def _pruned(self, event: Pruned) -> bool:
-        return self._stop(event, "pruned")
-
-    def _stopped(self, event: Stopped) -> bool:
-        return self._stop(event, "stopped")
-
-    def _stop(self, event: Pruned | Stopped, how: Any) -> bool:
+    def _stopped(self, event: Pruned | Stopped) -> bool:
         trial = self._current(event)
         if trial is None or trial.stopping:
             return False
-        trial.stopping = how
+        trial.stopping = "pruned" if isinstance(event, Pruned) else "stopped"
         return True
 
     def _ended(self, event: Ended) -> bool:
@@ -322,12 +317,8 @@ class Ledger:
         self.wanted += event.trials
         return True
 
-    def _paused(self, event: Paused) -> bool:
-        self.paused = True
-        return True
-
-    def _resumed(self, event: Resumed) -> bool:
-        self.paused = False
+    def _paused(self, event: Paused | Resumed) -> bool:
+        self.paused = isinstance(event, Paused)
         return True
 
     def _closed(self, event: Closed) -> bool:

@@ -31,7 +31,7 @@ def write_hparams(ledger: Ledger, folder: Path) -> Path:
     """
     created = ledger.created
     others = {name for trial in ledger.trials.values() for name in trial.values} - {created.metric}
-    hparams = [hparam(name, ledger) for name in parameter_names(ledger)]
+    hparams = [hparam(name, ledger) for name in ledger.parameter_names]
     metrics = [created.metric, *sorted(others)]
     experiment = Experiment(hparams, metrics, began=created.time)
     write(folder, [("experiment", experiment, 0, created.time)])
@@ -57,13 +57,6 @@ def hparam(name: str, ledger: Ledger) -> HParam:
         return HParam(name)
     listed = [value for kind in kinds for value in kind.grid()] + values
     return HParam(name, tuple({same_key(value): value for value in listed}.values()))
-
-
-def parameter_names(ledger: Ledger) -> list[str]:
-    """Return the names of all parameters that trials had, or may have, those of the present space first."""
-    trials = (name for one in ledger.trials.values() for name in one.parameters)
-    spaces = (name for space in reversed(ledger.spaces) for name in space)
-    return list(dict.fromkeys([*spaces, *trials]))
 
 
 def session(ledger: Ledger, trial: Trial) -> Iterator[tuple[str, Value, int, float]]:
