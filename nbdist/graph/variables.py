@@ -233,6 +233,12 @@ def get_or_create_global_step() -> Variable:
     return found
 
 
+def global_step_in(graph: Graph) -> Variable | None:
+    """Return a graph's ``global_step``; None if it has none."""
+    found = (v for v in graph.variables() if v.name == "global_step")
+    return next((v for v in found if v.dtype.kind in "iu" and not v.shape), None)
+
+
 def global_variables(graph: Graph | None = None) -> list[Variable]:
     """Return the variables of a graph, the default one if none is given, in order of creation.
 

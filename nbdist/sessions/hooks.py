@@ -35,11 +35,12 @@ from nbdist.errors import (
 )
 from nbdist.graph.scopes import Graph, default_graph
 from nbdist.graph.tensor import Tensor, Variable
+from nbdist.graph.variables import global_step_in
 from nbdist.metrics.timeline import Timeline
+from nbdist.numbers import is_whole
 from nbdist.runtime.session.session import Session
 from nbdist.sessions.saver import Saver
 from nbdist.summary import FileWriter, SummaryOp
-from nbdist.summary.values import Written
 from nbdist.summary.writer import release, shared_writer
 from nbdist.train.context import current
 
@@ -139,13 +140,7 @@ class SecondOrStepTimer:
         *,
         names: tuple[str, str] = ("every_secs", "every_steps"),
     ) -> None:
-        if (every_secs is None) == (every_steps is None):
-            raise InvalidArgumentError(
-                f"give exactly one of {' and '.join(names)}, got {every_secs!r} and {every_steps!r}"
-            )
-        for name, value in zip(names, (every_secs, every_steps), strict=True):
-            if value is not None and not (is_number(value) and value > 0):
-                raise InvalidArgumentError(f"{name} is a number above 0, not {value!r}")
+        check_one_of(dict(zip(names, (every_secs, every_steps), strict=True)))
         self._seconds, self._steps = every_secs, every_steps
         self.reset()
 
@@ -177,6 +172,18 @@ class SecondOrStepTimer:
         return self._last_step
 
 
+def check_one_of(given: Mapping[str, float | None], whole: bool = False) -> None:
+    """Raise InvalidArgumentError unless exactly one of some values is given, a (``whole``) number above 0."""
+    values = {name: value for name, value in given.items() if value is not None}
+    if len(values) != 1:
+        raise InvalidArgumentError(
+            f"give exactly one of {' and '.join(given)}, got {' and '.join(map(repr, given.values()))}"
+        )
+    for name, value in values.items():
+        if not (is_whole(value, 1) if whole else is_number(value) and value > 0):
+            raise InvalidArgumentError(f"{name} is a {'whole ' * whole}number above 0, not {value!r}")
+
+
 def is_number(value: object) -> bool:
     """Whether a value is a real number and not a bool."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
@@ -198,10 +205,8 @@ def _step_after(
 
 def global_step_of(graph: Graph | None = None) -> Variable:
     """Return a graph's global step; FailedPreconditionError if there is none."""
-    graph = graph or default_graph()
-    for v in graph.variables():
-        if v.name == "global_step" and v.dtype.kind in "iu" and not v.shape:
-            return v
+    if (found := global_step_in(graph or default_graph())) is not None:
+        return found
     raise FailedPreconditionError(
         "the graph has no global step, by which this hook counts: call nb.train.get_or_create_global_step(), "
         "and give it to optimizer.minimize(loss, global_step=...)"
@@ -229,13 +234,7 @@ class StopAtStepHook(_StepHook):
     """
 
     def __init__(self, num_steps: int | None = None, last_step: int | None = None) -> None:
-        if (num_steps is None) == (last_step is None):
-            raise InvalidArgumentError(
-                f"give exactly one of num_steps and last_step, got {num_steps!r} and {last_step!r}"
-            )
-        for name, value in (("num_steps", num_steps), ("last_step", last_step)):
-            if value is not None and not (is_number(value) and value >= 1):
-                raise InvalidArgumentError(f"{name} is a whole number above 0, not {value!r}")
+        check_one_of({"num_steps": num_steps, "last_step": last_step}, whole=True)
         self._num_steps, self._last_step = num_steps, last_step
         self._again = False
 
@@ -411,29 +410,27 @@ def is_preemption(error: BaseException) -> bool:
     return isinstance(error, (AbortedError, UnavailableError))
 
 
-class _Output:
-    """A FileWriter of the user's, or one in a folder; or none."""
+class _WritingHook(_StepHook):
+    """Base of hooks that write summaries: to a FileWriter of the user's, to one in a folder, or nowhere."""
 
     def __init__(self, folder: str | os.PathLike[str] | None, writer: FileWriter | None) -> None:
         self._folder, self._writer, self._own = folder, writer, False
 
-    def open(self) -> None:
+    def begin(self) -> None:
+        """Find the global step, and open the writer."""
+        super().begin()
         if self._writer is None and self._folder is not None:
             self._writer, self._own = shared_writer(self._folder), True
 
-    def purge(self, step: int) -> None:
-        if self._writer is not None:
-            self._writer.purge(step)
+    def end(self, session: Session) -> None:
+        """Write what waits in memory, and close a writer of its own."""
+        self.abort()
 
-    def add(self, values: Mapping[str, Written], step: int) -> None:
-        if self._writer is not None:
-            self._writer.add_summary(values, step)
-
-    def close(self) -> None:
-        """Write what waits in memory; an error of the disk is printed, for it must not fail the training."""
-        if self._writer is None:
-            return
+    def abort(self) -> None:
+        """Do the same; an error of the disk is printed, for it must not fail the training."""
         writer = self._writer
+        if writer is None:
+            return
         try:
             if self._own:
                 self._writer = None
@@ -442,25 +439,6 @@ class _Output:
                 writer.flush()
         except StorageError as error:
             print(error)
-
-
-class _WritingHook(_StepHook):
-    """Base of hooks that write summaries by the global step."""
-
-    _output: _Output
-
-    def begin(self) -> None:
-        """Find the global step, and open the writer."""
-        super().begin()
-        self._output.open()
-
-    def end(self, session: Session) -> None:
-        """Write what waits in memory, and close a writer of its own."""
-        self._output.close()
-
-    def abort(self) -> None:
-        """Write what waits in memory, and close a writer of its own."""
-        self._output.close()
 
 
 class StepCounterHook(_WritingHook):
@@ -480,7 +458,7 @@ class StepCounterHook(_WritingHook):
         if every_n_secs is not None and every_n_steps == 100:
             every_n_steps = None
         self._timer = SecondOrStepTimer(every_n_secs, every_n_steps, names=("every_n_secs", "every_n_steps"))
-        self._output = _Output(output_dir, summary_writer)
+        super().__init__(output_dir, summary_writer)
         self._printed = time.monotonic()
         self.last_rate: float | None = None
         """The last global steps per second."""
@@ -499,7 +477,8 @@ class StepCounterHook(_WritingHook):
                 if time.monotonic() - self._printed >= PRINT_SECONDS:
                     self._printed = time.monotonic()
                     print(f"global_step/sec: {self.last_rate:.4g}")
-                self._output.add({"global_step/sec": self.last_rate}, step)
+                if self._writer is not None:
+                    self._writer.add_summary({"global_step/sec": self.last_rate}, step)
 
 
 class SummarySaverHook(_WritingHook):
@@ -525,7 +504,7 @@ class SummarySaverHook(_WritingHook):
         if (output_dir is None) == (summary_writer is None):
             raise InvalidArgumentError("give exactly one of output_dir and summary_writer")
         self._timer = SecondOrStepTimer(save_secs, save_steps, names=SAVE_NAMES)
-        self._output = _Output(output_dir, summary_writer)
+        super().__init__(output_dir, summary_writer)
         self._scaffold, self._given = scaffold, summary_op
         self._fetched: list[SummaryOp] = []
         self._due = False
@@ -533,7 +512,8 @@ class SummarySaverHook(_WritingHook):
 
     def after_create_session(self, session: Session, coord: Any = None) -> None:
         """Find the summaries of the finished graph; drop those of steps that are made again."""
-        self._output.purge(int(session.run(self._global_step)) + 1)
+        if self._writer is not None:
+            self._writer.purge(int(session.run(self._global_step)) + 1)
         given = self._given if self._scaffold is None else self._scaffold.summary_op
         self._fetched = [given] if isinstance(given, SummaryOp) else list(given or ())
 
@@ -548,7 +528,9 @@ class SummarySaverHook(_WritingHook):
         if self._due:
             step = int(run_context.session.run(self._global_step))
             self._timer.update_last_triggered_step(step)
-            self._output.add({tag: v for one in run_values.results["values"] for tag, v in one.items()}, step)
+            if self._writer is not None:
+                values = {tag: v for one in run_values.results["values"] for tag, v in one.items()}
+                self._writer.add_summary(values, step)
         self._next = step + 1
 
 

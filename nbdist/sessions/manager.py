@@ -38,7 +38,7 @@ from nbdist.errors import DataLossError, DeadlineExceededError, FailedPreconditi
 from nbdist.graph.ops.state import group
 from nbdist.graph.scopes import Graph, default_graph
 from nbdist.graph.tensor import Tensor, Variable
-from nbdist.graph.variables import global_variables, global_variables_initializer
+from nbdist.graph.variables import global_step_in, global_variables, global_variables_initializer
 from nbdist.runtime.session.checkpoint import VariablesState
 from nbdist.runtime.session.session import Session
 from nbdist.sessions.saver import Saver, await_saves
@@ -266,8 +266,9 @@ class SessionManager:
             if left.uninitialized:
                 session.run(group(*(v.initializer for v in left.uninitialized)), feeds)
                 self._report(f"initialised {described(left)}: the Saver does not have them")
-            if joins:
-                self._report_loss(session, saver_step(path))
+            restored, last = saver_step(path), self.last_step
+            if joins and restored is not None and last is not None and last > restored:
+                self._report(f"{last - restored} updates of these variables are lost")
         elif joins:
             session.run(group(*(v.initializer for v in state.uninitialized)), feeds)
             self._report(f"initialised{where} anew: there is no checkpoint, and their values are lost")
@@ -319,19 +320,10 @@ class SessionManager:
         return None
 
     def _report_step(self, session: Session, text: str) -> None:
-        step = self._step(session)
+        counter = global_step_in(self._graph)
+        step = None if counter is None else int(session.run(counter))
         self.last_step = step if self.last_step is None else max(self.last_step, step or 0)
         self._report(text if step is None else f"{text} (global step {step})")
-
-    def _report_loss(self, session: Session, restored: int | None) -> None:
-        if restored is not None and self.last_step is not None and self.last_step > restored:
-            self._report(f"{self.last_step - restored} updates of these variables are lost")
-
-    def _step(self, session: Session) -> int | None:
-        for v in self._graph.variables():
-            if v.name == "global_step" and not v.shape:
-                return int(session.run(v))
-        return None
 
     def _unready(self, session: Session) -> str:
         """Return what ``ready_op`` waits for; empty if it is true."""

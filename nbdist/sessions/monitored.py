@@ -25,6 +25,7 @@ from nbdist.data.arguments import any_path
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError, OutOfRangeError
 from nbdist.graph.scopes import Graph, default_graph
 from nbdist.graph.tensor import Tensor
+from nbdist.graph.variables import global_step_in
 from nbdist.runtime.session.session import Session
 from nbdist.sessions.coordinator import Coordinator
 from nbdist.sessions.hooks import (
@@ -57,7 +58,33 @@ class SessionCreator(Protocol):
         """Return a session whose variables are ready."""
 
 
-class ChiefSessionCreator:
+class _Creator:
+    """Makes the sessions of one worker by one SessionManager, which knows what it has seen before."""
+
+    def __init__(
+        self,
+        scaffold: Scaffold | None = None,
+        master: Master = "",
+        config: Mapping[str, Any] | None = None,
+        max_wait_secs: float = MAX_WAIT_SECONDS,
+    ) -> None:
+        self.scaffold = scaffold or Scaffold()
+        self._master, self._config, self._max_wait = master, config, max_wait_secs
+        self._manager: SessionManager | None = None
+
+    def _ready(self) -> SessionManager:
+        scaffold = self.scaffold.finalize()
+        if self._manager is None:
+            self._manager = SessionManager(
+                scaffold.local_init_op,
+                scaffold.ready_op,
+                scaffold.ready_for_local_init_op,
+                config=self._config,
+            )
+        return self._manager
+
+
+class ChiefSessionCreator(_Creator):
     """Makes the chief's sessions: initialises or restores the variables.
 
     - ``scaffold``: a Scaffold; None for a default one
@@ -76,18 +103,14 @@ class ChiefSessionCreator:
         checkpoint_filename_with_path: Path | None = None,
         max_wait_secs: float = MAX_WAIT_SECONDS,
     ) -> None:
-        self.scaffold = scaffold or Scaffold()
-        self._master, self._config, self._max_wait = master, config, max_wait_secs
+        super().__init__(scaffold, master, config, max_wait_secs)
         self._folder, self._checkpoint = checkpoint_dir, checkpoint_filename_with_path
-        self._manager: SessionManager | None = None
 
     def create_session(self) -> Session:
         """Return a session with all variables initialised or restored."""
-        scaffold = self.scaffold.finalize()
-        if self._manager is None:
-            self._manager = _manager_of(scaffold, self._config)
+        manager, scaffold = self._ready(), self.scaffold
         init_fn = scaffold.init_fn
-        return self._manager.prepare_session(
+        return manager.prepare_session(
             self._master,
             scaffold.init_op,
             scaffold.saver,
@@ -104,32 +127,12 @@ class ChiefSessionCreator:
             self._manager.last_step = max(step, self._manager.last_step or 0)
 
 
-class WorkerSessionCreator:
+class WorkerSessionCreator(_Creator):
     """Makes the sessions of other workers, which wait for the chief; parameters as for the chief's."""
-
-    def __init__(
-        self,
-        scaffold: Scaffold | None = None,
-        master: Master = "",
-        config: Mapping[str, Any] | None = None,
-        max_wait_secs: float = MAX_WAIT_SECONDS,
-    ) -> None:
-        self.scaffold = scaffold or Scaffold()
-        self._master, self._config, self._max_wait = master, config, max_wait_secs
-        self._manager: SessionManager | None = None
 
     def create_session(self) -> Session:
         """Return a session once the chief has made the variables ready."""
-        scaffold = self.scaffold.finalize()
-        if self._manager is None:
-            self._manager = _manager_of(scaffold, self._config)
-        return self._manager.wait_for_session(self._master, self._max_wait)
-
-
-def _manager_of(scaffold: Scaffold, config: Mapping[str, Any] | None) -> SessionManager:
-    return SessionManager(
-        scaffold.local_init_op, scaffold.ready_op, scaffold.ready_for_local_init_op, config=config
-    )
+        return self._ready().wait_for_session(self._master, self._max_wait)
 
 
 class StepContext:
@@ -194,8 +197,7 @@ class MonitoredSession:
         """How often the session was made again."""
         for hook in self._hooks:
             hook.begin()
-        counted = [v for v in self.graph.variables() if v.name == "global_step"]
-        shown = ProgressHook(counted[0] if counted else None, getattr(self._creator, "saw_step", None))
+        shown = ProgressHook(global_step_in(self.graph), getattr(self._creator, "saw_step", None))
         self._hooks.append(shown)
         progress = current().progress
         progress.needed_workers = max((hook.needed_workers for hook in self._hooks), default=0)
@@ -313,16 +315,16 @@ class MonitoredSession:
         """Close a session that has lost a task."""
         print(f"a task was lost, and the session is made again: {str(error).partition(';')[0]}")
         self.recoveries += 1
-        self._end_session()
-        self._session = None
-
-    def _end_session(self) -> None:
         if self._session is not None:
             with suppress(NbdistError):
                 self._session.close()
         with suppress(NbdistError):
-            self._coordinator.request_stop()
-            self._coordinator.join(stop_grace_period_secs=self._grace)
+            self._end_threads()
+        self._session = None
+
+    def _end_threads(self) -> None:
+        self._coordinator.request_stop()
+        self._coordinator.join(stop_grace_period_secs=self._grace)
 
     def _run_with_hooks(self, session: Session, fetches: Any, feed_dict: Mapping[Any, Any] | None) -> Any:
         wanted: dict[Any, Any] = {"caller": fetches}
@@ -386,8 +388,7 @@ class MonitoredSession:
                 if session is not None:
                     session.close()
             finally:
-                self._coordinator.request_stop()
-                self._coordinator.join(stop_grace_period_secs=self._grace)
+                self._end_threads()
         if errors:
             raise errors[0]
 

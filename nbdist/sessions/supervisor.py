@@ -20,10 +20,10 @@ from nbdist.data.arguments import any_path
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NbdistError, OutOfRangeError
 from nbdist.graph.scopes import Graph, default_graph
 from nbdist.graph.tensor import Tensor, Variable
-from nbdist.graph.variables import global_variables, global_variables_initializer
+from nbdist.graph.variables import global_step_in, global_variables, global_variables_initializer
 from nbdist.runtime.session.session import Session
 from nbdist.sessions.coordinator import Coordinator
-from nbdist.sessions.hooks import global_step_of, is_number
+from nbdist.sessions.hooks import is_number
 from nbdist.sessions.manager import MAX_WAIT_SECONDS, Master, Path, SessionManager
 from nbdist.sessions.queue_runner import QueueRunner
 from nbdist.sessions.saver import Saver
@@ -81,20 +81,20 @@ class Supervisor:
         ):
             if not (is_number(seconds) and seconds >= 0):
                 raise InvalidArgumentError(f"{name} is a number of seconds from 0, not {seconds!r}")
-        _check_graph(graph)
-        self.graph = graph or default_graph()
+        self.graph = default_graph() if graph is None else graph
+        if not isinstance(self.graph, Graph):
+            raise InvalidArgumentError(
+                f"graph is a Graph or None, not {graph!r:.200}; give a folder as logdir="
+            )
         self.is_chief, self.coord = is_chief, Coordinator()
-        self._grace, self._model_secs, self._summary_secs = (
-            stop_grace_secs,
-            save_model_secs,
-            save_summaries_secs,
-        )
+        self._grace = stop_grace_secs
+        self._model_secs, self._summary_secs = save_model_secs, save_summaries_secs
         self.init_feed_dict, self.init_fn = init_feed_dict, init_fn
         with self.graph.as_default():
             self.init_op = global_variables_initializer() if init_op is None and is_chief else init_op
             self.saver = saver or (Saver() if is_chief and global_variables() else None)
             self.summary_op = summary_op or merge_all()
-            self.global_step = global_step if global_step is not None else _global_step(self.graph)
+            self.global_step = global_step_in(self.graph) if global_step is None else global_step
         self._logdir = None if logdir is None else any_path("Supervisor: logdir", logdir)
         self.save_path = None if self._logdir is None else f"{self._logdir.rstrip('/')}/{checkpoint_basename}"
         local = self._logdir is not None and "://" not in self._logdir
@@ -263,15 +263,3 @@ class Supervisor:
         self._finish_save()
         if self.is_chief and self.saver is not None and self.save_path is not None and self._model_secs:
             self.saver.save(sess, self.save_path, self.global_step)
-
-
-def _global_step(graph: Graph) -> Variable | None:
-    try:
-        return global_step_of(graph)
-    except FailedPreconditionError:
-        return None
-
-
-def _check_graph(graph: object) -> None:
-    if graph is not None and not isinstance(graph, Graph):
-        raise InvalidArgumentError(f"graph is a Graph or None, not {graph!r:.200}; give a folder as logdir=")
