@@ -230,24 +230,14 @@ def busy_with(cluster: Path, run: str) -> Iterator[None]:
     path = cluster / FOLDER / str(os.getpid())
     try:
         with suppress(OSError):  # a full disk never stops a body
-            try:
-                _write_busy(path, run)
-            except FileNotFoundError:
-                path.parent.mkdir(mode=0o700, exist_ok=True)
-                _write_busy(path, run)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(handle, "w") as file:
+                file.write(run)
         yield
     finally:
         with suppress(OSError):
             path.unlink()
-
-
-def _write_busy(path: Path, run: str) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        os.write(descriptor, run.encode())
-    finally:
-        os.close(descriptor)
 
 
 def runs_on(cluster: Path, living: Collection[int]) -> list[str]:

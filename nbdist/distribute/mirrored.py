@@ -8,9 +8,10 @@ In a run each worker is a device. Without one, the devices of this process are d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from nbdist.distribute import multi_worker
 from nbdist.distribute.all_reduce import AllReduceStrategy
-from nbdist.distribute.spec import CollectiveOptions, StrategySpec
 from nbdist.distribute.threads import Threads
 from nbdist.errors import InvalidArgumentError
 from nbdist.optim import Optimizer
@@ -82,14 +83,8 @@ class MirroredStrategy(AllReduceStrategy):
         return super().form() if self._threads is None else self._threads.groups[self.replica_index]
 
 
-SPEC = StrategySpec(
-    MirroredStrategy.name,
+SPEC = replace(  # between the tasks of a run it is the same, on one host
+    multi_worker.SPEC,
+    name=MirroredStrategy.name,
     make=lambda config: MirroredStrategy(world=config.world, **config.settings),
-    synchronous=True,
-    survives_worker_loss=True,
-    survives_chief_loss=True,
-    takes_new_workers=True,
-    resizes=True,
-    for_trials=True,
-    options=CollectiveOptions,
 )

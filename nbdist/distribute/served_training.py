@@ -130,7 +130,8 @@ class ServedTraining:
         try:
             if old.address == tasks.servers[server].address:  # else another training has waited for it
                 tasks.wait_for_new(server, error)
-            request = self._plan.again(server, old, done, self._newest_state)
+            saved = None if self._replica is None else self._replica.hooks.saved
+            request = self._plan.again(server, old, done, saved or (lambda: None))
             old.close()
             link = self._links[server] = tasks.when_it_serves(server, partial(self._open, request))
             if self._plan.replica == 0:  # another replica may not know the newest rate
@@ -138,11 +139,6 @@ class ServedTraining:
             return link
         finally:
             progress.state = before
-
-    def _newest_state(self) -> RestoredState | None:
-        """Return the optimizer's slots in the newest state that the run has saved."""
-        read = None if self._replica is None else self._replica.hooks.saved
-        return None if read is None else read()
 
     def _note_lost(self, frozen: Mapping[int, int]) -> None:
         """Have the client know of replicas that a server has found frozen, by number, with their pids."""

@@ -71,15 +71,6 @@ class StrategyConfig:
     prefix: str = ""
 
 
-def no_checks(settings: Mapping[str, Any], workers: int | None) -> None:
-    """Accept all settings."""
-
-
-def one_worker(settings: Mapping[str, Any], synchronous: bool, workers: int) -> int:
-    """Return 1: each worker makes steps without the others."""
-    return 1
-
-
 @dataclass(frozen=True)
 class StrategySpec:
     """All that the rest of the system asks about a strategy.
@@ -98,7 +89,8 @@ class StrategySpec:
     - ``options``: the class of what a user can set of it; None for nothing
     - ``check(settings, workers)`` raises InvalidArgumentError for settings that contradict each other, or the
       number of workers (None: not yet known)
-    - ``needed(settings, synchronous, workers)`` is how many workers' gradients a step needs
+    - ``needed(settings, synchronous, workers)`` is how many workers' gradients a step needs: one, if each
+      makes steps without the others
     """
 
     name: str
@@ -113,8 +105,8 @@ class StrategySpec:
     uses_parameter_servers: bool = False
     for_trials: bool = False
     options: type | None = None
-    check: Callable[[Mapping[str, Any], int | None], None] = no_checks
-    needed: Callable[[Mapping[str, Any], bool, int], int] = one_worker
+    check: Callable[[Mapping[str, Any], int | None], None] = lambda settings, workers: None
+    needed: Callable[[Mapping[str, Any], bool, int], int] = lambda settings, synchronous, workers: 1
 
     @property
     def settings(self) -> Mapping[str, RunOption]:

@@ -80,7 +80,8 @@ class MpiLauncher(ForkLauncher):
 
     def close_in_child(self) -> None:
         """Close the supervisor's ends of the ranks' connections."""
-        self.manager.leave_to_parent()
+        for connection in self.manager.connections.values():
+            connection.close()
 
 
 SPEC = LauncherSpec(
@@ -128,11 +129,6 @@ class ProcessManager:
         for rank, connection in self._theirs.items():
             if rank != but:
                 connection.close()
-
-    def leave_to_parent(self) -> None:
-        """Close the parent process' ends, in a fork of it."""
-        for connection in self.connections.values():
-            connection.close()
 
     def enter(self, rank: int) -> None:
         """Make this process, about to become an engine, a rank of the world; all ranks do so at once.

@@ -109,16 +109,12 @@ def run_controller(
     )
     controller.initialize(argv=[])
     controller.log.setLevel(controller.log_level)  # traitlets makes all records, and its handlers drop them
-    subscribe_to_calls(controller.hub.monitor.socket)
-    IOLoop.current().add_callback(forget_ended_engines, controller.hub, ended)
-    controller.start()
-
-
-def subscribe_to_calls(monitor: zmq.Socket[Any]) -> None:
-    """Have the hub receive copies of calls, results and heartbeats only, not of all that engines publish."""
+    monitor = controller.hub.monitor.socket
     for topic in (b"in", b"out", b"tracktask", b"heartmonitor"):
         monitor.setsockopt(zmq.SUBSCRIBE, topic)
-    monitor.setsockopt(zmq.UNSUBSCRIBE, b"")
+    monitor.setsockopt(zmq.UNSUBSCRIBE, b"")  # no copy of all that engines publish
+    IOLoop.current().add_callback(forget_ended_engines, controller.hub, ended)
+    controller.start()
 
 
 def forget_ended_engines(hub: Any, ended: int) -> None:

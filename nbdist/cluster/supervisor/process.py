@@ -63,7 +63,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist.cluster.affinity import CORES_VARIABLE
-from nbdist.cluster.folder import is_busy
+from nbdist.cluster.folder import is_busy, remove_traces
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class SupervisorProcess:
                 self._check_timeouts()
         except ChildProcess as child:
             return child.become
-        self.clean_up()
+        remove_traces(self.folder, self.plan["cluster_id"])
         return None
 
     def stop(self, reason: str) -> None:
@@ -171,20 +171,9 @@ class SupervisorProcess:
         for client in list(self.clients):
             self._send(client, message)
 
-    def release_ports(self) -> None:
-        """Close the sockets that hold the controller's ports; the controller listens on them now."""
-        while self.held_ports:
-            self.held_ports.pop().close()
-
     def pids(self) -> dict[str, int]:
         """Return the pids of the living children, by rank."""
         return {str(rank): pid for pid, rank in self.children.items()}
-
-    def clean_up(self) -> None:
-        """Remove the cluster's folder, its listing and its shared segments."""
-        from nbdist.cluster.folder import remove_traces
-
-        remove_traces(self.folder, self.plan["cluster_id"])
 
     def _become_child(self, log: str) -> None:
         """In a fresh child: close the supervisor's descriptors, die with it, and print to ``log``."""
@@ -250,7 +239,8 @@ class SupervisorProcess:
                 pid = next((pid for pid, has in self.children.items() if has == rank), None)
                 return {"sent": pid is not None and send_signal(pid, number)}
             case "ready":
-                self.release_ports()
+                while self.held_ports:  # the controller listens on these ports now
+                    self.held_ports.pop().close()
                 return {}
             case "stop":
                 self.stop(str(request.get("by") or "it was stopped by another process")[:200])

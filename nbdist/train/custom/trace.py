@@ -283,7 +283,8 @@ def trace(
     while True:
         begun = len(graph.tensors)
         try:
-            return _trace(graph, strategy, function, arguments, shapes, copied)
+            rules = Tracing(graph, Trace(_name(function), []), strategy, copied)
+            return _trace(rules, function, arguments, shapes)
         except AssignedLater as late:
             copied.add(late.variable)
             _forget(graph, begun)
@@ -298,18 +299,9 @@ def trace(
             raise
 
 
-def _trace(
-    graph: Graph,
-    strategy: Any,
-    function: Callable[..., Any],
-    arguments: Any,
-    shapes: Sequence[Shape],
-    copied: set[Variable],
-) -> Trace:
-    name, begun = _name(function), len(graph.tensors)
-    made = Trace(name, [])
-    rules = Tracing(graph, made, strategy, copied)
-    sizes = iter(shapes)
+def _trace(rules: Tracing, function: Callable[..., Any], arguments: Any, shapes: Sequence[Shape]) -> Trace:
+    graph, made = rules.graph, rules.trace
+    begun, sizes = len(graph.tensors), iter(shapes)
 
     def fed(value: Any) -> Any:
         if not isinstance(value, np.ndarray):
@@ -319,7 +311,7 @@ def _trace(
 
     token, outer = _tracing.set(rules), graph.rules
     try:
-        with graph.within(Scope(name=f"{graph.unique(name)}/")):
+        with graph.within(Scope(name=f"{graph.unique(made.name)}/")):
             given = tree_map(fed, arguments)
             graph.rules = rules
             made.outputs = _checked(tree_map(_plain, function(*given)), made, graph)
@@ -331,8 +323,8 @@ def _trace(
     for v in new:
         if v.name != "global_step":
             raise InvalidArgumentError(
-                f"{name} makes variable {v.name!r}: it would make another one each time it is traced. Make "
-                "it before, in `with strategy.scope():`"
+                f"{made.name} makes variable {v.name!r}: it would make another one each time it is traced. "
+                "Make it before, in `with strategy.scope():`"
             )
     return made
 
