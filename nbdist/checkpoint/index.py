@@ -85,7 +85,7 @@ class Index:
             body = json.loads(outer["index"])
             _check_count(sum(max(len(t["slices"]), 1) for t in body["tensors"].values()))
             tensors = {str(name): _tensor(t) for name, t in body["tensors"].items()}
-            files = {_plain_name(name): int(size) for name, size in body["files"].items()}
+            files = {plain_name(name): int(size) for name, size in body["files"].items()}
             step = None if body["step"] is None else int(body["step"])
             index = cls(str(body["id"]), step, float(body["saved"]), files, tensors)
             taken = dict.fromkeys(files, 0)
@@ -118,7 +118,8 @@ def _tensor(t: Any) -> StoredTensor:
     return StoredTensor(str(t["dtype"]), _sizes(t["shape"]), tuple(slices))
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Return the name of a file in a checkpoint's folder; raises ValueError for anything else."""
     if not name or name.startswith(".") or "/" in name or "\\" in name or "\0" in name:
         raise ValueError(f"{name!r:.80} is not the name of a file in the checkpoint's folder")
     return name

@@ -530,9 +530,7 @@ def clean(
             continue
         try:
             size += disk_bytes(run_folder(run.id)) if dry_run else delete_run(run.id)
-        except NotFoundError:  # another process has deleted it
-            continue
-        except InvalidArgumentError:  # the name of this folder is not a run id
+        except (NotFoundError, InvalidArgumentError):  # it is deleted by now, or its name is not a run id
             continue
         deleted.append(run.id)
     return CleanUp(deleted, size, dry_run, going)

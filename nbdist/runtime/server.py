@@ -243,8 +243,10 @@ class Server:
     def _serve(self) -> None:
         try:
             while not self._stopping:
-                self._run_timers()
-                self._run_posted()
+                while self._timers and self._timers[0][0] <= time.monotonic():
+                    self._guarded(heapq.heappop(self._timers)[2])
+                for _ in range(len(self._posted)):
+                    self._guarded(self._posted.popleft())
                 if self._sleep():
                     self._answer_messages()
         finally:
@@ -283,14 +285,6 @@ class Server:
     def _answer_ping(self, frame: Frame, sender: Caller) -> Frame:
         identity = {"job": self.job, "index": self.index, "name": self.name, "pid": os.getpid()}
         return Frame("pong", {**identity, "incarnation": self.incarnation, "version": nbdist_version()})
-
-    def _run_posted(self) -> None:
-        for _ in range(len(self._posted)):
-            self._guarded(self._posted.popleft())
-
-    def _run_timers(self) -> None:
-        while self._timers and self._timers[0][0] <= time.monotonic():
-            self._guarded(heapq.heappop(self._timers)[2])
 
     def _guarded(self, function: Callable[[], object]) -> None:
         try:

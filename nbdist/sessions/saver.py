@@ -68,6 +68,7 @@ from nbdist.runtime.session.checkpoint import (
     VariablePlace,
     gather,
     place_of,
+    start_work,
 )
 from nbdist.runtime.session.session import Session
 
@@ -553,7 +554,7 @@ class _Writing:
                 _in_progress.discard(self)
 
         _in_progress.add(self)
-        self._pending = PendingRequest(work)
+        self._pending = start_work(work)
 
     def result(self) -> None:
         """Wait for the end; raises what has failed."""

@@ -494,7 +494,11 @@ def metrics_of(found: Mapping[str, Any], metric: str) -> dict[str, float | str]:
         values[metric] = result
     if is_metric(found.get(metric)):
         values[metric] = found[metric]
-    numbers = {name: as_float(one) for name, one in values.items() if is_metric(one)}
+    numbers = {
+        name: float(one.item() if hasattr(one, "item") else one)
+        for name, one in values.items()
+        if is_metric(one)
+    }
     kept: dict[str, float | str] = dict(list(numbers.items())[:MOST_METRICS])
     if metric in numbers:
         return {**kept, metric: numbers[metric]}
@@ -525,8 +529,3 @@ def is_metric(value: Any) -> bool:
     if size != 1 or not ("int" in dtype or "float" in dtype):
         return False
     return hasattr(value, "__float__") or hasattr(value, "__index__")
-
-
-def as_float(value: Any) -> float:
-    """Return one number as a float."""
-    return float(value.item() if hasattr(value, "item") else value)

@@ -302,16 +302,12 @@ class Engines:
                 continue
             if one.gone and info.incarnation != one.info.incarnation:
                 self._all[rank] = Engine(info)
-        if self._everyone and not self._leaving:
-            self._meet([info for info in infos.values() if info.incarnation not in dead])
-        return died
-
-    def _meet(self, living: Iterable[TaskInfo]) -> None:
-        """Take workers in that were not there before."""
-        for info in living:
-            if info.job == "worker" and info.rank not in self._all:
+        new = infos.keys() - self._all.keys() if self._everyone and not self._leaving else set()
+        for info in map(infos.__getitem__, sorted(new)):
+            if info.job == "worker" and info.incarnation not in dead:
                 self._all[info.rank] = Engine(info)
                 self.joined(info)
+        return died
 
     def _join(self, now: float) -> None:
         """Open the trial server on new engines; start the worker loop on those that no other run has."""

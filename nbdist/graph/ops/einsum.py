@@ -31,14 +31,8 @@ def _einsum_spec(*specs: Spec, inputs: tuple[str, ...], output: str) -> Spec:
     return Spec(tuple(sizes[label] for label in output), np.result_type(*(s.dtype for s in specs)))
 
 
-def _einsum_vjp(
-    np: Any, g: Tensor, y: Tensor, *xs: Tensor, inputs: tuple[str, ...], output: str
-) -> list[Tensor]:
-    """The gradient of one operand is the product of all others with ``g``, summed to its labels."""
-    return [_for_operand(i, g, xs, inputs, output) for i in range(len(xs))]
-
-
 def _for_operand(i: int, g: Tensor, xs: Sequence[Tensor], inputs: tuple[str, ...], output: str) -> Tensor:
+    """The gradient of one operand is the product of all others with ``g``, summed to its labels."""
     x, labels = xs[i], inputs[i]
     others = [j for j in range(len(xs)) if j != i]
     elsewhere = set(output).union(*(inputs[j] for j in others))
@@ -131,7 +125,9 @@ define(
     forward=product_forward(_einsum_forward),
     into=_einsum_kernel,
     spec=_einsum_spec,
-    vjp=_einsum_vjp,
+    vjp=lambda np, g, y, *xs, inputs, output: [
+        _for_operand(i, g, xs, inputs, output) for i in range(len(xs))
+    ],
 )
 
 

@@ -189,10 +189,6 @@ _define("cosh", lambda np, g, y, x: (g * np.sinh(x),))
 _define("tanh", lambda np, g, y, x: (g * (1 - y * y),), cuda="tanh(a)")
 
 
-def _where_spec(condition: Spec, a: Spec, b: Spec) -> Spec:
-    return Spec(broadcast("where", condition.shape, a.shape, b.shape), np.result_type(a.dtype, b.dtype))
-
-
 MASKED = 4096  # elements; below, np.where costs less than four passes
 
 
@@ -266,7 +262,9 @@ define(
     "where",
     forward=lambda xp, c, a, b: xp.where(c, a, b),
     into=_where_kernel,
-    spec=_where_spec,
+    spec=lambda condition, a, b: Spec(
+        broadcast("where", condition.shape, a.shape, b.shape), np.result_type(a.dtype, b.dtype)
+    ),
     vjp=lambda np, g, y, c, a, b: (
         None,
         fit_to(np.where(c, g, 0), a),

@@ -155,10 +155,6 @@ def _take_spec(x: Spec, positions: Spec, axis: int) -> Spec:
     return Spec((*x.shape[:axis], *positions.shape, *x.shape[axis + 1 :]), x.dtype)
 
 
-def _take_kernel(xp: Any, axis: int) -> Any:
-    return lambda x, positions, out: xp.take(x, positions, axis, out)
-
-
 def _add_rows_kernel(xp: Any, axis: int) -> Any:
     """Add up the rows of one position first: sort, then one sum for each run of equal positions."""
 
@@ -183,7 +179,7 @@ def _add_rows_kernel(xp: Any, axis: int) -> Any:
 define(
     "take",
     forward=lambda xp, x, positions, axis: xp.take(x, positions, axis),
-    into=_take_kernel,
+    into=lambda xp, axis: lambda x, positions, out: xp.take(x, positions, axis, out),
     spec=_take_spec,
     vjp=lambda np, g, y, x, positions, axis: (
         record("take_back_like", g, x, positions, axis=axis),
@@ -261,15 +257,14 @@ def _spread_along(g: Shape, like: Shape, axis: int) -> Shape:
     return tuple(like[i] if i == axis % len(g) else n for i, n in enumerate(g))
 
 
-def _along_back(g: Tensor, x: Tensor, positions: Tensor, axis: int) -> Tensor:
-    return record("sum_to_like", record("add_along_like", g, x, positions, axis=axis), x)
-
-
 define(
     "take_along_axis",
     forward=lambda xp, x, positions, axis: xp.take_along_axis(x, positions, axis),
     spec=_along_spec,
-    vjp=lambda np, g, y, x, positions, axis: (_along_back(g, x, positions, axis), None),
+    vjp=lambda np, g, y, x, positions, axis: (
+        record("sum_to_like", record("add_along_like", g, x, positions, axis=axis), x),
+        None,
+    ),
 )
 define(
     "add_along_like",  # broadcast like its positions: its user sums it down to the shape it needs

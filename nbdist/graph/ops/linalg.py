@@ -221,11 +221,6 @@ def _singular_spec(x: Spec) -> Spec:
     return Spec((*x.shape[:-2], least), _float(x.dtype))
 
 
-def _singular_vjp(np: Any, g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor]:
-    """x = u diag(s) v, so that ds = diag(u^T dx v^T); for equal singular values the basis is not unique."""
-    return (record("from_singular", g, x),)
-
-
 class SlogdetResult(NamedTuple):
     """Sign of a determinant and logarithm of its absolute value."""
 
@@ -252,7 +247,8 @@ define(
     "singular_values",  # the largest first
     forward=lambda xp, x: xp.linalg.svd(x, compute_uv=False),
     spec=_singular_spec,
-    vjp=_singular_vjp,
+    # x = u diag(s) v, so that ds = diag(u^T dx v^T); for equal singular values the basis is not unique.
+    vjp=lambda np, g, y, x: (record("from_singular", g, x),),
 )
 
 

@@ -161,42 +161,48 @@ SPREAD = _pooling_kernel(
 )
 
 
-def _launch(
-    kernel: Kernel, xp: Any, arrays: tuple[Array, ...], images: Array, out: Array, **how: Any
-) -> None:
-    """Launch a kernel for windows of ``images``, of which only the shape is used."""
-    axes = axes_of(images.shape, **how)
-    geometry = [n for a in axes for n in (a.n, a.count, a.size, a.step, a.before)]
-    kernel(xp, *arrays, *geometry, images.shape[3], out, size=out.size)
+def _kernel(
+    on_host: Callable[..., None], on_gpu: Kernel, reads: int, images: int = 0
+) -> Callable[..., Callable[..., None]]:
+    """Return what writes an op's value: of the windows along height and width, its inputs, and ``out``.
+
+    The kernel ``on_gpu`` reads the first inputs only, ``reads`` of them. Windows are those of the input
+    ``images``, of which only the shape may be used.
+    """
+
+    def bound(xp: Any, **how: Any) -> Callable[..., None]:
+        def write(*arrays: Array) -> None:
+            shape, out = arrays[images].shape, arrays[-1]
+            axes = axes_of(shape, **how)
+            if xp is np:
+                on_host(*axes, *arrays)
+            else:
+                geometry = [n for a in axes for n in (a.n, a.count, a.size, a.step, a.before)]
+                on_gpu(xp, *arrays[:reads], *geometry, shape[3], out, size=out.size)
+
+        return write
+
+    return bound
 
 
-def _kernel(function: Callable[..., None]) -> Callable[..., Callable[..., None]]:
-    return lambda xp, **how: lambda *arrays: function(xp, *arrays, **how)
-
-
-def _largest(xp: Any, x: Array, out: Array, size: Pair, strides: Pair, padding: str) -> None:
-    if xp is not np:
-        return _launch(MAX_POOL, xp, (x,), x, out, size=size, strides=strides, padding=padding)
-    spans = _spans(*axes_of(x.shape, size, strides, padding))
+def _largest(height: WindowAxis, width: WindowAxis, x: Array, out: Array) -> None:
+    spans = _spans(height, width)
     lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-    same = padding == "same"
+    padded = any(a.before or a.after for a in (height, width))
     for block in _blocks(x):
         images, target = x[block], out[block]
-        if same:
+        if padded:
             target.fill(lowest)
         for n, (windows, elements) in enumerate(spans):
-            if n == 0 and not same:
+            if n == 0 and not padded:
                 target[windows] = images[elements]
             else:
                 np.maximum(target[windows], images[elements], out=target[windows])
-    return None
 
 
-def _which(xp: Any, y: Array, x: Array, out: Array, size: Pair, strides: Pair, padding: str) -> None:
+def _which(height: WindowAxis, width: WindowAxis, y: Array, x: Array, out: Array) -> None:
     """Count, for each window, the elements before the first that is the largest."""
-    if xp is not np:
-        return _launch(WHICH, xp, (y, x), x, out, size=size, strides=strides, padding=padding)
-    spans = _spans(*axes_of(x.shape, size, strides, padding))
+    spans = _spans(height, width)
     for block in _blocks(x):
         images, largest, count = x[block], y[block], out[block]
         missed = np.ones(count.shape, bool)
@@ -205,17 +211,11 @@ def _which(xp: Any, y: Array, x: Array, out: Array, size: Pair, strides: Pair, p
             part = missed[windows]
             np.logical_and(part, images[elements] != largest[windows], out=part)
             np.add(count, missed, out=count)
-    return None
 
 
-def _to_which(
-    xp: Any, g: Array, which: Array, like: Array, out: Array, size: Pair, strides: Pair, padding: str
-) -> None:
+def _to_which(height: WindowAxis, width: WindowAxis, g: Array, which: Array, like: Array, out: Array) -> None:
     """Give each window's gradient to one of its elements."""
-    if xp is not np:
-        return _launch(TO_WHICH, xp, (g, which), like, out, size=size, strides=strides, padding=padding)
-    height, width = axes_of(like.shape, size, strides, padding)
-    tiles = size == strides and like.shape[1:3] == (height.count * size[0], width.count * size[1])
+    tiles = all(a.size == a.step and a.n == a.count * a.size for a in (height, width))
     for block in _blocks(out):
         given, chosen, target = g[block], which[block], out[block]
         if not tiles:
@@ -226,17 +226,13 @@ def _to_which(
                 np.multiply(given[windows], hit, out=target[elements])
             else:
                 target[elements] += given[windows] * hit
-    return None
 
 
-def _of_which(xp: Any, u: Array, which: Array, out: Array, size: Pair, strides: Pair, padding: str) -> None:
+def _of_which(height: WindowAxis, width: WindowAxis, u: Array, which: Array, out: Array) -> None:
     """Pick one element of each window."""
-    if xp is not np:
-        return _launch(OF_WHICH, xp, (u, which), u, out, size=size, strides=strides, padding=padding)
     out.fill(0)
-    for n, (windows, elements) in enumerate(_spans(*axes_of(u.shape, size, strides, padding))):
+    for n, (windows, elements) in enumerate(_spans(height, width)):
         out[windows] += u[elements] * (which[windows] == n)
-    return None
 
 
 def _counter(size: Pair) -> np.dtype[Any]:
@@ -270,16 +266,16 @@ def _of_which_spec(u: Spec, which: Spec, **how: Any) -> Spec:
 
 define_into(
     "max_pool2d",
-    into=_kernel(_largest),
+    into=_kernel(_largest, MAX_POOL, reads=1),
     spec=_spec("max_pool2d"),
     vjp=lambda np, g, y, x, **how: (
         record("max_pool2d_to_which", g, record("max_pool2d_which", y, x, **how), x, **how),
     ),
 )
-define_into("max_pool2d_which", _kernel(_which), _which_spec)
+define_into("max_pool2d_which", _kernel(_which, WHICH, reads=2, images=1), _which_spec)
 define_into(
     "max_pool2d_to_which",
-    into=_kernel(_to_which),
+    into=_kernel(_to_which, TO_WHICH, reads=2, images=2),
     spec=_to_which_spec,
     vjp=lambda np, up, out, g, which, like, **how: (
         record("max_pool2d_of_which", up, which, **how),
@@ -290,7 +286,7 @@ define_into(
 )
 define_into(
     "max_pool2d_of_which",
-    into=_kernel(_of_which),
+    into=_kernel(_of_which, OF_WHICH, reads=2),
     spec=_of_which_spec,
     vjp=lambda np, g, out, u, which, **how: (
         record("max_pool2d_to_which", g, which, u, **how),
@@ -310,10 +306,7 @@ def _counts(height: WindowAxis, width: WindowAxis, dtype: Any) -> Array:
     return np.asarray(np.outer(tall, wide)[:, :, None], dtype)
 
 
-def _mean(xp: Any, x: Array, out: Array, size: Pair, strides: Pair, padding: str) -> None:
-    if xp is not np:
-        return _launch(MEAN, xp, (x,), x, out, size=size, strides=strides, padding=padding)
-    height, width = axes_of(x.shape, size, strides, padding)
+def _mean(height: WindowAxis, width: WindowAxis, x: Array, out: Array) -> None:
     spans, counts = _spans(height, width), _counts(height, width, x.dtype)
     for block in _blocks(x):
         images, target = x[block], out[block]
@@ -321,25 +314,20 @@ def _mean(xp: Any, x: Array, out: Array, size: Pair, strides: Pair, padding: str
         for windows, elements in spans:
             target[windows] += images[elements]
         np.divide(target, counts, out=target)
-    return None
 
 
-def _spread(xp: Any, g: Array, like: Array, out: Array, size: Pair, strides: Pair, padding: str) -> None:
-    if xp is not np:
-        return _launch(SPREAD, xp, (g,), like, out, size=size, strides=strides, padding=padding)
-    height, width = axes_of(like.shape, size, strides, padding)
+def _spread(height: WindowAxis, width: WindowAxis, g: Array, like: Array, out: Array) -> None:
     spans, counts = _spans(height, width), _counts(height, width, g.dtype)
     for block in _blocks(out):
         share, target = g[block] / counts, out[block]
         target.fill(0)
         for windows, elements in spans:
             target[elements] += share[windows]
-    return None
 
 
 define_into(
     "avg_pool2d",
-    into=_kernel(_mean),
+    into=_kernel(_mean, MEAN, reads=1),
     spec=_spec("avg_pool2d"),
     vjp=lambda np, g, y, x, **how: (record("avg_pool2d_grad", g, x, **how),),
 )
@@ -353,7 +341,7 @@ def _spread_spec(g: Spec, like: Spec, **how: Any) -> Spec:
 
 define_into(
     "avg_pool2d_grad",
-    into=_kernel(_spread),
+    into=_kernel(_spread, SPREAD, reads=1, images=1),
     spec=_spread_spec,
     vjp=lambda np, up, y, g, like, **how: (record("avg_pool2d", up, **how), None),
     shape_only=frozenset({1}),

@@ -133,16 +133,14 @@ def _pad_spec(x: Spec, widths: Widths, values: tuple[tuple[float, float], ...]) 
     )
 
 
-def _pad_vjp(np: Any, g: Tensor, y: Tensor, x: Tensor, widths: Widths, values: Any) -> tuple[Tensor]:
-    return (g[tuple(slice(before, -after or None) for before, after in widths)],)
-
-
 define(
     "pad",
     forward=lambda xp, x, widths, values: xp.pad(x, widths, constant_values=values),
     into=lambda xp, widths, values: _pad_kernel(xp, widths, values),
     spec=_pad_spec,
-    vjp=_pad_vjp,
+    vjp=lambda np, g, y, x, widths, values: (
+        g[tuple(slice(before, -after or None) for before, after in widths)],
+    ),
 )
 
 

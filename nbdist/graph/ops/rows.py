@@ -153,10 +153,6 @@ def _ends(xp: Any, numbers: Array, start: int, stop: int) -> slice:
     return slice(int(first), int(end))
 
 
-def _between_spec(x: Spec, numbers: Spec, start: int, stop: int) -> Spec:
-    return Spec((None, *x.shape[1:]), x.dtype)
-
-
 def _join(xp: Any, numbers: Array, *parts: Array, ends: tuple[tuple[int, int], ...]) -> Array:
     return xp.concatenate(parts, axis=0)  # type: ignore[no-any-return]
 
@@ -170,7 +166,7 @@ def _spread(xp: Any, x: Array, numbers: Array, start: int, stop: int) -> Array:
 define(
     "rows_between",  # the rows of x whose sorted number is in [start, stop)
     forward=lambda xp, x, numbers, start, stop: x[_ends(xp, numbers, start, stop)],
-    spec=_between_spec,
+    spec=lambda x, numbers, start, stop: Spec((None, *x.shape[1:]), x.dtype),
     vjp=lambda np, g, y, x, numbers, start, stop: (
         record("spread_rows", g, numbers, start=start, stop=stop),
         None,

@@ -270,14 +270,6 @@ def _cut(name: str, behind: bool) -> Callable[..., Spec]:
     return spec
 
 
-def _leading(xp: Any, g: Array, like: Array, axis: int) -> Array:
-    return g[(slice(None),) * (axis % g.ndim) + (slice(like.shape[axis]),)]
-
-
-def _behind(xp: Any, g: Array, like: Array, axis: int) -> Array:
-    return g[(slice(None),) * (axis % g.ndim) + (slice(like.shape[axis], None),)]
-
-
 def _with_zeros(up: Tensor, g: Tensor, like: Tensor, axis: int, other: str) -> Tensor:
     zeros = record("broadcast_like", np.zeros((), up.dtype), record(other, g, like, axis=axis))
     return record("concatenate", *((up, zeros) if other == "behind_like" else (zeros, up)), axis=axis)
@@ -286,7 +278,7 @@ def _with_zeros(up: Tensor, g: Tensor, like: Tensor, axis: int, other: str) -> T
 # The gradient of concatenate: sizes along its axis may be known only at run time.
 define(
     "leading_like",  # the first part of the first input, of the second's size along the axis
-    forward=_leading,
+    forward=lambda xp, g, like, axis: g[(slice(None),) * (axis % g.ndim) + (slice(like.shape[axis]),)],
     spec=_cut("leading_like", behind=False),
     vjp=lambda np, up, y, g, like, axis: (_with_zeros(up, g, like, axis, "behind_like"), None),
     view=True,
@@ -294,7 +286,7 @@ define(
 )
 define(
     "behind_like",  # the rest
-    forward=_behind,
+    forward=lambda xp, g, like, axis: g[(slice(None),) * (axis % g.ndim) + (slice(like.shape[axis], None),)],
     spec=_cut("behind_like", behind=True),
     vjp=lambda np, up, y, g, like, axis: (_with_zeros(up, g, like, axis, "leading_like"), None),
     view=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -76,10 +75,6 @@ for _name, _forward in (("assign", _assign), ("assign_add", _assign_add), ("assi
     define(_name, forward=_forward, spec=_assign_spec, writes=frozenset({0}), replaces=_name == "assign")
 
 
-def _copy_kernel(xp: Any) -> Callable[[Array, Array], None]:
-    return lambda x, out: xp.copyto(out, x)
-
-
 define(  # the value after the control inputs have run
     "read",
     forward=lambda xp, x: x,
@@ -91,7 +86,7 @@ define(  # the value after the control inputs have run
 define(  # the current value, which later assignments do not change
     "copy",
     forward=lambda xp, x: xp.array(x),
-    into=_copy_kernel,
+    into=lambda xp: lambda x, out: xp.copyto(out, x),
     spec=lambda x: x,
     vjp=lambda np, g, y, x: (g,),
 )

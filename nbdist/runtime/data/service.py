@@ -88,8 +88,7 @@ class DataService:
         if found is None:
             found = ServedPass(key, dataset, self._prefix, self._server.name, self._server.post)
             self._passes.append(found)
-            found.start()
-        found.join(sender, shared)
+        found.readers.append(Reader(sender, shared))
         if self._stop_looking is None:
             self._stop_looking = self._server.every(LOOK_SECONDS, self._look)
         self._server.post(found.send)  # after the answer
@@ -108,7 +107,7 @@ class DataService:
         """Find the readers that have gone, and end the passes that no worker reads."""
         for one in list(self._passes):
             one.look()
-            if not one.has_readers:
+            if not one.readers:
                 self._end(one)
 
     def _end(self, one: ServedPass) -> None:
@@ -145,7 +144,10 @@ class Made:
 
 @dataclass
 class Reader:
-    """A worker's connection: how many elements it was sent, and how many it no longer uses."""
+    """A worker's connection: how many elements it was sent, and how many it no longer uses.
+
+    ``shared`` says whether it can map this host's memory.
+    """
 
     caller: Caller
     shared: bool
@@ -155,7 +157,7 @@ class Reader:
 
 
 class ServedPass:
-    """One pass that a thread makes for its readers. All but ``_make`` runs on the Server's thread."""
+    """One pass that a thread makes for its ``readers``. All but ``_make`` runs on the Server's thread."""
 
     def __init__(
         self,
@@ -170,18 +172,14 @@ class ServedPass:
         self._dataset.reopen(opened)
         self._prefix, self._task, self._post = prefix, task, post
         self._part = parts > 1 or first > 0
-        self._readers: list[Reader] = []
+        self.readers: list[Reader] = []
         self._changed = threading.Condition()
         self._made: dict[int, Made] = {}  # by number in this pass; without those that all readers have taken
         self._count = 0
         self._free: list[Slot] = []
         self._over: dict[str, Any] | None = None
         self._stopped = False
-        self._thread = threading.Thread(target=self._make, name="nbdist-data-service", daemon=True)
-
-    def start(self) -> None:
-        """Begin to make the pass."""
-        self._thread.start()
+        threading.Thread(target=self._make, name="nbdist-data-service", daemon=True).start()
 
     @property
     def can_join(self) -> bool:
@@ -189,32 +187,23 @@ class ServedPass:
         with self._changed:
             return not self._stopped and len(self._made) == self._count
 
-    @property
-    def has_readers(self) -> bool:
-        """Whether a worker reads it."""
-        return bool(self._readers)
-
-    def join(self, caller: Caller, shared: bool) -> None:
-        """Send the pass to a worker, too; ``shared`` says whether it can map this host's memory."""
-        self._readers.append(Reader(caller, shared))
-
     def take(self, caller: Caller) -> None:
         """Record that a reader no longer uses its oldest element."""
-        for reader in self._readers:
+        for reader in self.readers:
             if reader.caller == caller:
                 reader.taken += 1
                 self._give_back()
 
     def leave(self, caller: Caller) -> bool:
         """Drop a reader; return whether it was the last one."""
-        before = len(self._readers)
-        self._readers = [one for one in self._readers if one.caller != caller]
+        before = len(self.readers)
+        self.readers = [one for one in self.readers if one.caller != caller]
         self._give_back()
-        return bool(before) and not self._readers
+        return bool(before) and not self.readers
 
     def look(self) -> None:
         """Drop the readers that are no longer connected."""
-        for reader in list(self._readers):
+        for reader in list(self.readers):
             self._push(reader, Frame("data.alive"))
         self._give_back()
 
@@ -222,17 +211,17 @@ class ServedPass:
         """End the pass; its thread ends after the element that it is making."""
         with self._changed:
             self._stopped = True
-            self._readers.clear()
+            self.readers.clear()
             self._changed.notify_all()
 
     def send(self) -> None:
         """Send every reader what it has not been sent."""
-        for reader in list(self._readers):
-            while reader in self._readers and reader.sent < self._count:
+        for reader in list(self.readers):
+            while reader in self.readers and reader.sent < self._count:
                 made = self._made[reader.sent]
                 reader.sent += 1
                 self._push(reader, made_frame(made, reader.shared))
-            if self._over is not None and not reader.ended and reader in self._readers:
+            if self._over is not None and not reader.ended and reader in self.readers:
                 reader.ended = True
                 self._push(reader, Frame("data.end", self._over))
 
@@ -240,12 +229,12 @@ class ServedPass:
         try:
             reader.caller.push(frame)
         except UnavailableError:  # its process has ended, or does not read
-            self._readers = [one for one in self._readers if one is not reader]
+            self.readers = [one for one in self.readers if one is not reader]
 
     def _give_back(self) -> None:
         """Reuse the memory of elements that all readers have taken."""
         with self._changed:
-            taken = min((reader.taken for reader in self._readers), default=0)
+            taken = min((reader.taken for reader in self.readers), default=0)
             for number in [number for number in self._made if number < taken]:
                 self._free.append(self._made.pop(number).slot)
             self._changed.notify_all()

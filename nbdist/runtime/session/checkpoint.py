@@ -20,15 +20,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from nbdist.checkpoint.folder import Folder, open_folder
-from nbdist.checkpoint.index import Overlap, StoredSlice
+from nbdist.checkpoint.index import Overlap, StoredSlice, plain_name
 from nbdist.checkpoint.shard import ShardReader, write_shard
 from nbdist.errors import DataLossError, FailedPreconditionError, UnavailableError
 from nbdist.graph.backend import Array, to_host
@@ -113,7 +114,7 @@ class SaveRequest:
         """Return what ``to_dict`` described; DataLossError for anything else."""
         try:
             texts = {name: str(entries[name]) for name in ("checkpoint", "folder", "file", "prefix")}
-            _require_plain(texts["file"])
+            plain_name(texts["file"])
             return cls(variables=tuple(map(VariablePlace.from_dict, entries["variables"])), **texts)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataLossError(f"not a request to save variables: {error}") from None
@@ -140,7 +141,7 @@ class RestoredPart:
         """Return what ``to_dict`` described."""
         overlaps = []
         for stored, part, to in entries["overlaps"]:
-            _require_plain(stored["file"])
+            plain_name(stored["file"])
             fields = stored | {"start": tuple(stored["start"]), "shape": tuple(stored["shape"])}
             overlaps.append(
                 Overlap(
@@ -174,11 +175,6 @@ class RestoreRequest:
             return cls(parts=tuple(map(RestoredPart.from_dict, entries["parts"])), **texts)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataLossError(f"not a request to restore variables: {error}") from None
-
-
-def _require_plain(file: str) -> None:
-    if not file or file.startswith(".") or "/" in file or "\0" in file:
-        raise ValueError(f"{file!r:.80} is not the name of a file in the folder")
 
 
 class VariableFiles:
@@ -348,43 +344,25 @@ class _Readers:
 # A client's side: one request to several tasks at once.
 
 
-class PendingRequest:
-    """A request that a task, or a thread of this process, is answering."""
+PendingRequest: TypeAlias = "Future[dict[str, Any]]"
+"""A request that a task, or a thread of this process, is answering."""
 
-    def __init__(self, work: Callable[[], dict[str, Any]]) -> None:
-        self._result: dict[str, Any] | None = None
-        self._error: BaseException | None = None
-        self._done = threading.Event()
-        thread = threading.Thread(target=self._run, args=(work,), name="nbdist checkpoint", daemon=True)
-        thread.start()
 
-    def _run(self, work: Callable[[], dict[str, Any]]) -> None:
+def start_work(work: Callable[[], dict[str, Any]]) -> PendingRequest:
+    """Answer a request on a thread of its own, which the end of the process does not wait for."""
+    pending: PendingRequest = Future()
+
+    def run() -> None:
         try:
-            self._result = work()
+            pending.set_result(work())
         except BaseException as error:
-            self._error = error
-        finally:
-            self._done.set()
+            pending.set_exception(error)
 
-    def result(self) -> dict[str, Any]:
-        """Wait for the answer and return it, or raise the error."""
-        while not self._done.wait(1.0):  # an interrupt arrives between two waits
-            pass
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
+    threading.Thread(target=run, name="nbdist checkpoint", daemon=True).start()
+    return pending
 
 
 def gather(pending: Sequence[PendingRequest]) -> list[dict[str, Any]]:
     """Wait for all answers, then return them, or raise the first error."""
-    failures: list[BaseException] = []
-    results: list[dict[str, Any]] = []
-    for one in pending:
-        try:
-            results.append(one.result())
-        except Exception as error:
-            failures.append(error)
-    if failures:
-        raise failures[0]
-    return results
+    wait(pending)
+    return [one.result() for one in pending]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from nbdist.errors import DeadlineExceededError, InvalidArgumentError, NotAllowedError, UnavailableError
 from nbdist.graph.device import DeviceSpec
 from nbdist.metrics.timeline_parts import shift_by_asking
-from nbdist.runtime.session.checkpoint import PendingRequest
+from nbdist.runtime.session.checkpoint import PendingRequest, start_work
 from nbdist.runtime.session.datasets import Sources
 from nbdist.runtime.session.dispatch import StepDispatcher
 from nbdist.runtime.session.executor import Executor, ExecutorConfig, lost
@@ -209,7 +209,7 @@ class ClusterEngine:
                 peer.wait_connected()  # from here on a death is noticed at once, however long the call takes
                 return peer.call(kind, meta, timeout=REQUEST_SECONDS).meta
 
-        return PendingRequest(work)
+        return start_work(work)
 
     def check(self, device: str) -> None:
         """Raise UnavailableError if the connection to a device's task has broken."""

@@ -35,6 +35,7 @@ from nbdist.runtime.session.checkpoint import (
     VariablesState,
     gather,
     place_of,
+    start_work,
 )
 from nbdist.runtime.session.cluster import ClusterEngine
 from nbdist.runtime.session.datasets import Sources
@@ -244,7 +245,7 @@ class Session:
         """
         self._check_open()
         if self._engine is None:
-            return PendingRequest(lambda: self._files.handle(kind, request))
+            return start_work(lambda: self._files.handle(kind, request))
         return self._engine.start_request(task, kind, request)
 
     def describe_variables(self, variables: Iterable[Variable]) -> VariablesState:
