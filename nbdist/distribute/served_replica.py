@@ -307,11 +307,13 @@ class ServedReplica(
         names = [] if self._optimizer is None else self._optimizer.get_slot_names()
         found = self._read_all(lambda link: link.fetch_state(names))
         apart = self._rules.synchronous is False
+        # Without the last spare replicas that were not added.
+        last = max((number for number, steps in enumerate(found[0].steps) if steps), default=0)
         return ReplicaState(
             self.values,
             self._slots_of(names, found),
             self.report.global_step,
-            self._steps_of(found[0]) if apart else None,
+            found[0].steps[: max(self._rules.first, last + 1)] if apart else None,
         )
 
     def settle(self) -> None:
@@ -319,11 +321,6 @@ class ServedReplica(
         if self._rules.synchronous and self._rules.needed == self._rules.replicas:
             while self._under_way:
                 self._retire()
-
-    def _steps_of(self, found: ShardState) -> tuple[int, ...]:
-        """Return the steps of each replica, without the last spare ones that were not added."""
-        last = max((number for number, steps in enumerate(found.steps) if steps), default=0)
-        return found.steps[: max(self._rules.first, last + 1)]
 
     def admit(self, leave: bool = False) -> bool:
         """Have an asynchronous replica leave, once its gradients are applied.

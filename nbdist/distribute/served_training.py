@@ -112,9 +112,10 @@ class ServedTraining:
         tasks, rules = self._tasks, self._plan.rules
         # Replicas that are added have no place in a server's memory.
         shares = tasks.task.info.host == info.host and self._plan.replica < rules.first
+        here = {number: one.pid for number, one in tasks.workers_now().items() if one.host == info.host}
         link = open_link(
             partial(Peer, info.address, tasks.task.keys, name=info.name),
-            dataclasses.replace(request, pids=tasks.pids_on(info.host, rules.replicas)),
+            dataclasses.replace(request, pids=tuple(here.get(n, 0) for n in range(rules.replicas))),
             prefix=self._prefix if shares else None,
             check=self._waiting.check,
             lost=self._note_lost,
@@ -319,12 +320,6 @@ class ServedTasks:
         """Return the replicas' tasks, with their present processes, without those that were removed."""
         roster = {info.rank: info for info in self.task.roster}
         return {n: roster[info.rank] for n, info in self.workers.items() if info.rank in roster}
-
-    def pids_on(self, host: str, replicas: int) -> tuple[int, ...]:
-        """Return the processes of so many replicas on a host, as they are now; 0 for those elsewhere."""
-        now = self.workers_now()
-        found = (now.get(number) for number in range(replicas))
-        return tuple(one.pid if one is not None and one.host == host else 0 for one in found)
 
     def when_it_serves(self, server: int, open_shard: Callable[[TaskInfo], Link]) -> Link:
         """Open a shard on a server, or on the process that replaces it if it dies."""

@@ -198,7 +198,8 @@ class World:
                 "call before it"
             )
         if self.task is None or self.size == 1:
-            check_alone(kind)
+            if kind not in ("auto", *(spec.name for spec in COLLECTIVES.values() if spec.single)):
+                raise InvalidArgumentError(f"collective {kind!r} is for several replicas, this is one alone")
             return thread_group([self.task.name if self.task else "here"])[0]
         task, name, infos = self.task, self._name(purpose), self.infos
         member = Member(
@@ -472,12 +473,6 @@ def described(infos: Sequence[TaskInfo]) -> str:
     """Return tasks as the beginning of a sentence: their names, and "is" or "are"."""
     names = ", ".join(f"{info.name} (pid {info.pid})" for info in infos)
     return f"{names} {'is' if len(infos) == 1 else 'are'}"
-
-
-def check_alone(kind: str) -> None:
-    """Refuse a kind that one replica alone cannot use."""
-    if kind not in ("auto", *(spec.name for spec in COLLECTIVES.values() if spec.single)):
-        raise InvalidArgumentError(f"collective {kind!r} is for several replicas, this is one alone")
 
 
 def _answer_of(peer: Peer) -> Frame | None:

@@ -52,7 +52,9 @@ def run_engine(
         set_blas_threads(int(threads))  # a task that was added later has another share of the cores
     sys.argv = [""]  # as in a notebook's own process, a body that parses arguments finds none of its parent's
     enter()
-    fresh_random_state()
+    import numpy as np
+
+    np.random.seed()  # NumPy's global state was copied from the parent
     # To the engine's own log file: sys.stderr belongs to the notebook, or to the body that runs.
     logging.getLogger("nbdist").addHandler(logging.StreamHandler(sys.__stderr__))
     import zmq
@@ -104,13 +106,6 @@ def without_status_of_calls(kernel: type[Any]) -> type[Any]:
                 super()._publish_status(status, channel, parent)
 
     return EngineKernel
-
-
-def fresh_random_state() -> None:
-    """Give a fork a random state of its own: NumPy's global one was copied from its parent."""
-    import numpy as np
-
-    np.random.seed()
 
 
 class EngineStream(OutStream):  # type: ignore[misc]  # ipykernel has no types

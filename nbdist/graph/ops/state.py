@@ -37,10 +37,7 @@ def _in(graph: Any, name: str | None) -> Tensor:
 
 
 def _assign_spec(v: Spec, value: Spec) -> Spec:
-    if not fits(v.shape, value.shape):
-        raise InvalidArgumentError(
-            f"a variable of shape {show(v.shape)} takes no value of {show(value.shape)}"
-        )
+    _check_shape(v, value)
     if not np.can_cast(value.dtype, v.dtype, "same_kind"):
         raise InvalidArgumentError(
             f"a variable of {v.dtype} takes no {value.dtype} value; convert it with .astype({v.dtype.name!r})"
@@ -64,8 +61,8 @@ def _assign_sub(xp: Any, v: Array, value: Array) -> Array:
     return xp.subtract(v, value, out=v, casting="same_kind")  # type: ignore[no-any-return]
 
 
-def _check_shape(v: Array, value: Array) -> None:
-    if v.shape != value.shape:  # a size that was unknown; NumPy would broadcast a single row
+def _check_shape(v: Array | Spec, value: Array | Spec) -> None:
+    if not fits(v.shape, value.shape):  # of arrays: a size that was unknown; NumPy would broadcast a row
         raise InvalidArgumentError(
             f"a variable of shape {show(v.shape)} takes no value of {show(value.shape)}"
         )

@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,10 @@ class InGraph:
             live = _live(cluster, client, spec, towers, servers)
             gate = Gate()
             environment = _body_environment(live.context, client, live.output, default_graph(), gate)
-            collect = partial(_local_results, live.context)
+
+            def collect(fetch: Sequence[str], found: dict[str, Any]) -> dict[str, Any]:
+                check_fetched(fetch, found)  # results are as they are: they never leave the process
+                return {"values": dict(found), "model": trained_model(live.context, found)}
 
             def run() -> dict[str, Any]:
                 with under_way(live, client.agent):
@@ -189,12 +191,6 @@ def _body_environment(
         gate,  # innermost: only the body itself can be interrupted
     ):
         yield
-
-
-def _local_results(context: Context, fetch: Sequence[str], found: dict[str, Any]) -> dict[str, Any]:
-    """Return the results as they are: they never leave the process."""
-    check_fetched(fetch, found)
-    return {"values": dict(found), "model": trained_model(context, found)}
 
 
 # The notebook's process as a task of the cluster, /job:client/task:0, while a run needs it.

@@ -231,19 +231,15 @@ class WorkerChanges:
             elif resize.problem:
                 self._give_up_added(member, resize)
             else:
-                self._start_added(member, resize)
+                self._expect(member, resize.new, resize)  # it runs the body
+                self._followed.send_to(members.here, "run.rejoined", rank=member.rank)
+                self._followed.events.resized(resize)
 
     def _place(self, info: TaskInfo) -> None:
         """Count an added worker among the replicas; no outcome is expected before its body has started."""
         member = self._members.add(info)
         self._followed.events.placed(info)
         self._tally.add(self._members.number(member), member)
-
-    def _start_added(self, member: Member, resize: Resize) -> None:
-        """Expect messages and an outcome of an added worker, which runs the body."""
-        self._expect(member, resize.new, resize)
-        self._followed.send_to(self._members.here, "run.rejoined", rank=member.rank)
-        self._followed.events.resized(resize)
 
     def _give_up_added(self, member: Member, resize: Resize) -> None:
         assert self.growth is not None

@@ -188,7 +188,7 @@ def perform(
             progress.state = "running"
             given = spec.pushed.open(here.task.info.host)
             if code is not None:
-                stack.enter_context(code.with_names(given.names))
+                stack.enter_context(names_added(code.namespace, given.names))  # parameters override them
                 found = code.run()
             else:
                 stack.enter_context(names_added(getattr(body, "__globals__", {}), given.names))
@@ -549,15 +549,15 @@ class Code:
         self._context, self._fetch, self._source, self._names = context, fetch, source, names
         self._first_line = first_line
         shell = _shell()
-        self._namespace: dict[str, Any] = {"__name__": "__main__"} if shell is None else shell.user_ns
+        self.namespace: dict[str, Any] = {"__name__": "__main__"} if shell is None else shell.user_ns
         if names is not None:
-            self._namespace = dict(self._namespace)
+            self.namespace = dict(self.namespace)
         self._before: dict[str, Any] = {}
 
     def run(self) -> dict[str, Any]:
         """Run it; return what it defined, by name."""
-        self._namespace.update(self._names or {})
-        namespace, file = self._namespace, filename(self._context.run)
+        self.namespace.update(self._names or {})
+        namespace, file = self.namespace, filename(self._context.run)
         source = as_python(self._source, self._first_line)
         # With the body's lines, tracebacks show them.
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
@@ -580,18 +580,14 @@ class Code:
             print(f"Wall time: {duration(time.perf_counter() - began)}")
         return self.bound() | {name: namespace[name] for name in wanted if name in namespace}
 
-    def with_names(self, names: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Add pushed names to the body's variables, inside a ``with``; parameters override them."""
-        return names_added(self._namespace, names)
-
     def bound(self) -> dict[str, Any]:
         """Return the names that it has bound to another value than before, so far, and models it has trained.
 
         A model of an earlier body, or of an earlier cell, is not what it was once it has been trained.
         """
-        there = {name: self._namespace[name] for name in self._before if name in self._namespace}
+        there = {name: self.namespace[name] for name in self._before if name in self.namespace}
         found = {name: value for name, value in there.items() if value is not self._before[name]}
-        trained = {n: model for n, model in models_in(self._namespace) if self._context.has_fitted(model)}
+        trained = {n: model for n, model in models_in(self.namespace) if self._context.has_fitted(model)}
         return found | trained
 
 

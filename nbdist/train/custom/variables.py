@@ -23,7 +23,7 @@ from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.runtime.ps.client import StepStopped
 from nbdist.train.boundary import Boundary
-from nbdist.train.capabilities import JoinedState, Membership
+from nbdist.train.capabilities import JoinedState
 from nbdist.train.context import MODEL, StrategyContext, current, save_variables
 from nbdist.train.custom import sync_rules
 from nbdist.train.custom.replicas import LocalReplica, LocalReplicas, StepRecorder, VariableGroup
@@ -140,15 +140,17 @@ class StrategyVariables:
         group.replicas = [made[i] for i in range(len(contexts))]
         membership = made[0].membership
         if self.takes_over and self.joined_at is None and membership and membership.joins_at is not None:
-            self._take_over(membership)
+            self.joined_at, progress = membership.joins_at, self.context.progress
+            progress.step += self.joined_at
+            progress.joined, progress.left_out = progress.step, membership.left_out
         if restored is not None and (updates := restored.resume(group)):
             self.updates_before = restored.updates_before
             if group.counter is not None:
                 self._counted[group.counter] -= updates
             if restored.joins:
                 self.context.world.enters, self.context.progress.joined = False, self.context.progress.step
-        if self._admits and group.own is not None:
-            own = group.own
+        alone = self.strategy is self.context.strategy and len(self.local.all) == 1
+        if alone and self.context.loop.known and (own := group.own) is not None:  # new processes can join
             own.hooks.position = lambda: JoinedState(
                 {"updates": own.report.global_step, "rate": rate_of(own)}, []
             )
@@ -169,20 +171,6 @@ class StrategyVariables:
             local.programs.clear()
             for v in group.trained:  # the replica has the value from now on
                 local.arrays.pop(v, None)
-
-    def _take_over(self, membership: Membership) -> None:
-        """Continue after the steps that a lost process has made in this one's place."""
-        progress = self.context.progress
-        self.joined_at = membership.joins_at or 0
-        progress.step += self.joined_at
-        progress.joined = progress.step
-        progress.left_out = membership.left_out
-
-    @property
-    def _admits(self) -> bool:
-        """Whether new processes can join: the loop's place is known, and is that of one replica."""
-        same = self.strategy is self.context.strategy and len(self.local.all) == 1
-        return same and self.context.loop.known
 
     def restore(self, restored: RestoredLoop) -> None:
         """Continue from a state that has arrived after the variables were begun to be made."""
