@@ -78,6 +78,8 @@ def progress_message(context: Context) -> dict[str, Any]:
         progress["rested"] += rested
     stopped = control.stop_requested  # its pause has ended, though the control does not count it as over
     progress["paused"] = one.rested + rested if stopped else control.rested()
+    if context.framework is None and not (one.step or context.trainings or one.sessions):
+        progress["step"] = len(context.logged_steps)  # a loop of the body's own
     if one.state == "running" and control.waits:
         progress["state"] = "paused"
     if context.input_meter is not None:

@@ -563,7 +563,7 @@ class Run(Labelled):
         standing = self.standing().replicas
         last = [self.store.last(i, "loss") for i in self.store.replicas if "loss" in self.store.series]
         steps = [int(one.step) for one in last if one is not None]
-        if self.options.framework is not None:  # the steps that its loop logs have numbers of its own
+        if self.options.framework is not None or not self.trains:  # the loop numbers its points itself
             steps = [replica.step for replica in standing]
         begun = sum(replica.begun for replica in standing)
         made = (max(steps) if self.tally.synchronous else sum(steps) - begun) if steps else 0

@@ -400,6 +400,8 @@ class Context:
     """Whether a model computes in the run's ``--precision``, by `precision_of`."""
     logged: dict[str, int] = field(default_factory=dict)
     """The last step of each series that ``nb.log`` has counted itself."""
+    logged_steps: range = range(1, 1)
+    """The steps up to the last one that ``nb.log`` was given, from 1 on; from 0 if that is among them."""
     last_epoch: dict[str, float] = field(default_factory=dict)
     """Means of the last epoch of the last training."""
     noted: set[str] = field(default_factory=set)

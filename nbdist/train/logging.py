@@ -60,12 +60,14 @@ def log(series: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
 
 def _record(context: Context, recorder: Recorder, step: int | None, values: Mapping[str, float]) -> None:
     numbers = [(name, recorder.series(name), value) for name, value in values.items()]
+    counted = context.logged_steps
     for name, number, value in numbers:
-        if step is None:
+        at = step
+        if at is None:
             at = context.logged[name] = context.logged.get(name, -1) + 1
-            recorder.add(number, at, value)
-        else:
-            recorder.add(number, step, value)
+        recorder.add(number, at, value)
+        if at not in counted:
+            counted = context.logged_steps = range(min(counted.start, at), max(counted.stop, at + 1))
 
 
 def as_number(name: str, value: Any) -> float:

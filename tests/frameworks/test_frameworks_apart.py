@@ -129,6 +129,16 @@ def test_ranks_without_a_process_group_are_reported(
     assert said in run.notes
 
 
+def test_a_plain_loop_counts_the_steps_that_it_logs(cluster: Cluster) -> None:
+    body = ALONE + STEPS.replace("_ in range(3)", "step in range(50)") + "    nb.log(loss=0.5, step=step)\n"
+    run = run_cell(cluster, body, None)
+    found = summary_of(run)
+    assert (found.step, found.unit, found.steps_per_second) == (100, "updates", run.steps_per_second)
+    assert found.steps_per_second == pytest.approx(100 / run.seconds)
+    assert [row["steps"] for row in found.rows] == [50, 50]
+    assert [one["step"] for one in found.replicas] == [50, 50]
+
+
 def test_ranks_with_a_process_group_are_not(cluster: Cluster) -> None:
     for body, framework in (
         (TOGETHER + STEPS, "torch"),

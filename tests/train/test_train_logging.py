@@ -19,6 +19,7 @@ import nbdist as nb
 from nbdist.errors import InvalidArgumentError
 from nbdist.metrics.log import read_log
 from nbdist.metrics.recorder import Recorder
+from nbdist.run.control import progress_message
 from nbdist.train import logging
 from nbdist.train.callbacks import Callback
 from nbdist.train.context import Context, use, use_here
@@ -65,6 +66,18 @@ def test_without_training_each_series_counts_its_values(context: Context) -> Non
     assert points(context) == [
         ("a", 0, 0.5), ("a", 1, 0.25), ("b", 0, 2.0), ("a", 9, 0.1), ("a", 2, 0.2), ("a", 0, 0.3),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "framework", "step"), [(0, None, 50), (1, None, 50), (0, "jax", 0)])
+def test_the_steps_of_a_loop_of_ones_own_count_from_0_or_1(
+    context: Context, first: int, framework: str | None, step: int
+) -> None:
+    context.framework = framework  # the steps that a loop of JAX logs are no count
+    for number in range(first, first + 50):
+        nb.log({"loss": 0.5}, step=number)
+    assert progress_message(context)["step"] == step
+    context.trainings = 1
+    assert progress_message(context)["step"] == 0
 
 
 @pytest.mark.parametrize(

@@ -43,11 +43,11 @@ class Budget:
 class Curves:
     """The curve of a run's metric: its loss, else the first series in its logs.
 
-    ``last_step`` is the last step of any point. Call `read` at each poll until ``left`` is 0.
+    ``steps`` are those up to the last one, from 1 or 0 on. Call `read` at each poll until ``left`` is 0.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.last_step: int | None = None
+        self.steps = range(1, 1)
         self.metric: str | None = None
         self.paths: list[str] = []
         """The names of the logs."""
@@ -134,7 +134,6 @@ class Curves:
         log.names.update(part.names)
         if not len(part.points):
             return False
-        self.last_step = max(self.last_step or 0, int(part.points["step"].max()))
         if METRIC in log.names.values():
             self._choose(METRIC)
         elif self.metric is None:
@@ -142,6 +141,9 @@ class Curves:
         for series, name in log.names.items():
             if name == self.metric:
                 one = part.points[part.points["series"] == series]
+                if len(one):
+                    low, high = int(one["step"].min()), int(one["step"].max())
+                    self.steps = range(min(self.steps.start, low), max(self.steps.stop, high + 1))
                 trend = log.trends.setdefault(name, Trend(MAX_POINTS // 2))
                 trend.extend(one["step"], one["value"])
         return True

@@ -49,7 +49,7 @@ class FolderStatus:
     """Whether no progress was written for `QUIET_SECONDS`."""
     metric: str | None
     curve: tuple[list[int], list[float]]
-    last_step: int | None
+    steps: int | None
     notes: Sequence[str]
     replicas: int
     labels: Labels = field(default_factory=Labels)
@@ -64,7 +64,7 @@ def item_of(record: RunRecord, progress: RunProgress, folder_status: FolderStatu
     status, note = status_of(record, progress, folder_status)
     standing = progress.standing()
     active = status in ACTIVE
-    step = folder_status.last_step if standing is None else standing.step
+    step = folder_status.steps if standing is None else standing.step
     rate = None
     if active and status != "paused" and standing is not None and progress.knows_rate:
         rate = rounded(max(0.0, standing.steps_per_second))

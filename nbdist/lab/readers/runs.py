@@ -274,7 +274,7 @@ class RunCache:
             quiet=quiet,
             metric=curves.metric,
             curve=self._curve,
-            last_step=curves.last_step,
+            steps=len(curves.steps) or None,
             notes=notes,
             replicas=len(record.workers) or max(1, len(self._reports)),
             labels=self._labels,

@@ -315,8 +315,8 @@ class RunView:
             {
                 "state": with_short_tasks(standing.state),
                 "step": standing.step
-                if self._run.trains or self._run.has_session
-                else None,  # a plain cell has none
+                if standing.step or self._run.trains or self._run.has_session
+                else None,  # a cell without a loop has none
                 "in_session": self._run.has_session and not self._run.trains,
                 "total": standing.total,
                 "unit": unit_of(self._run),
@@ -452,8 +452,8 @@ def summary_of(run: Run) -> Summary:
         if last is None and not (i in lost and any(trained.values())):
             continue
         # With backups, a late replica's points have the steps of the whole run, which exceed its own batches.
-        # The steps that a framework's loop logs have numbers of its own, from 0 on.
-        own = standing[i].step if has_quorum(run) or run.options.framework is not None else 0
+        # A loop that nbdist does not make numbers its points itself, from 0 on.
+        own = standing[i].step if has_quorum(run) or not run.trains or run.options.framework else 0
         step = own or (int(last.step) if last is not None else 0)
         row: dict[str, Any] = {"task": short_task(task)}
         if lost or left:
