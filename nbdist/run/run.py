@@ -144,6 +144,7 @@ class Run(Labelled):
         self._thread: threading.Thread | None = None
         self._left, self._has_ended = threading.Event(), threading.Event()
         self._shown_notes, self._is_to_train = 0, rules.trains
+        self._failed_step: Exception | None = None
         # The steps of the end, each of which is begun once. `over` is true between the two lists: a cell that
         # waits for it finds the results.
         self._steps_before: list[Callable[[], object]] = [
@@ -669,12 +670,19 @@ class Run(Labelled):
 
     def _finish(self) -> None:
         """End the run. Where an interrupt cuts off a step that hangs, the next call makes the rest."""
-        while self._steps_before:
-            self._steps_before.pop(0)()
+        self._make(self._steps_before)
         if not self.over:
             self._judge()
-        while self._steps_after:
-            self._steps_after.pop(0)()
+        self._make(self._steps_after)
+
+    def _make(self, steps: list[Callable[[], object]]) -> None:
+        """Make steps of the end, also after one that fails: the view shows the end, and ``wait`` raises."""
+        while steps:
+            try:
+                steps.pop(0)()
+            except Exception as error:
+                self._failed_step = self._failed_step or error
+                self.notes.append(f"the end of run {self.id} failed: {type(error).__name__}: {error}")
 
     def _take_results(self) -> None:
         chief = finish.chief_of(self.members.infos, self.outcomes)
@@ -759,8 +767,8 @@ class Run(Labelled):
     def _conclude(self, interrupt: BaseException | None) -> Run:
         for note in self.new_notes():
             print(note)
-        if self.error is not None:
-            raise self.error
+        for error in filter(None, (self.error, self._failed_step)):
+            raise error
         if interrupt is not None and self.status != "stopped":
             raise interrupt
         return self

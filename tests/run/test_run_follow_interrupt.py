@@ -12,7 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from waiting import PATIENCE, limit
+from recording_view import RecordingView
+from waiting import PATIENCE, limit, until
 
 from nbdist import interrupts
 from nbdist.metrics.run_folder import RunFile, read_run, run_folder, write_run
@@ -62,6 +63,10 @@ def run(own_home: Path, body: Body) -> Run:
     tasks, record = EndedTasks([WORKER]), RunFile("interrupted", status="running")
     write_run(record)
     return Run(tasks, record, folder, [WORKER], MembershipRules.of(Options(), 1, 0), body)
+
+
+def fail(*run: Run) -> None:
+    _ = 1 / 0
 
 
 def asked_to_stop(run: Run) -> bool:
@@ -160,6 +165,30 @@ def test_three_interrupts_of_a_slow_end_cut_nothing_off(run: Run, body: Body) ->
         run.wait()
     assert read_run("interrupted").status == "finished"
     assert (run.wait(), delivered) == (run, [run])
+
+
+@pytest.mark.parametrize("on_thread", [False, True])
+@pytest.mark.parametrize("fails", ["deliver", "at_end"])
+def test_an_end_whose_step_fails_is_shown_whole_and_raises_in_wait(
+    own_home: Path, run: Run, body: Body, fails: str, on_thread: bool
+) -> None:
+    made = Run(
+        EndedTasks([WORKER]), read_run("interrupted"), run.folder, [WORKER],
+        MembershipRules.of(Options(), 1, 0), body, **({"at_end": fail} if fails == "at_end" else {}),
+    )  # fmt: skip
+    if fails == "deliver":
+        made.deliver = fail
+    view = RecordingView()
+    made.show_in(view)
+    body.end()
+    if on_thread:
+        made.follow_on_thread()
+        until(lambda: made.settled)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            made.wait()
+    assert view.ended == [made.status] == [read_run("interrupted").status] == ["finished"]
+    assert made.notes == ["the end of run interrupted failed: ZeroDivisionError: division by zero"]
 
 
 @pytest.mark.parametrize("hangs", ["deliver", "_at_end"])
