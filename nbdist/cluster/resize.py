@@ -503,7 +503,7 @@ class ScaleDown(Change):
         yield from self._until(lambda: none_of(ranks, engines.ids()), "to be forgotten by the hub")
 
     def _leave_runs(self) -> Iterator[None]:
-        """Have the tasks leave the runs that use them, between two steps.
+        """Have the tasks leave the runs that use them, between two steps; those that die have left.
 
         Raises FailedPreconditionError if a run does not let them, or they have not left in time, because
         their bodies are not in ``fit``. They stay then, but for those that have left already.
@@ -513,13 +513,16 @@ class ScaleDown(Change):
         try:
             while used := users_of(self._cluster, self.tasks):
                 states: set[str] = set()
+                dead = self._cluster.dead()
                 for run, one in used.items():
                     one.check(run)
                     asked[run] = one.tasks
                     meta = {"run": run, "ranks": ranks, "leaves": True}
-                    for info in one.tasks:
-                        answer = self._cluster.peer(info.rank).call("run.leave", meta, timeout=ANSWER_SECONDS)
-                        states.add(answer.meta["state"])
+                    for peer in (self._cluster.peer(info.rank) for info in one.tasks if info not in dead):
+                        with suppress(UnavailableError):  # it has just died
+                            states.add(peer.call("run.leave", meta, timeout=ANSWER_SECONDS).meta["state"])
+                if all(info in dead for one in used.values() for info in one.tasks):
+                    break
                 limit = LEAVE_SECONDS if states <= {"fits", "free"} else BODY_SECONDS
                 if time.monotonic() > begun + limit:
                     run, one = next(iter(used.items()))

@@ -14,9 +14,11 @@ from test_run_recovery_all_reduce import STEPS, assert_as_one_device, body, trai
 from tiers import matrix
 from waiting import until
 
+from nbdist.cluster.resize import ScaleDown
 from nbdist.errors import FailedPreconditionError
 from nbdist.metrics.run_folder import read_run
 from nbdist.run.options import Options
+from nbdist.run.recovery.member import State
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 
@@ -83,6 +85,29 @@ def test_workers_join_and_leave_between_two_steps(start: Start, tmp_path: Path, 
     assert len(run.history.history["loss"]) == run.outcomes[0]["step"] // STEPS - 1
     assert_as_one_device(cluster, run, over, (0, 1, 2))
     shrink_back(cluster, 1)
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_worker_that_dies_while_it_leaves_has_left(start: Start, tmp_path: Path, follows: bool) -> None:
+    cluster, over, hold = start(workers=3), tmp_path / "over", tmp_path / "hold"
+    run = start_run(body(over), Options(strategy="multi_worker", seed=3), cluster=cluster)
+    until_all_reach(run, 3 * STEPS)
+    hold.touch()  # no worker reaches the step after which it would leave
+    change = ScaleDown(cluster, cluster._supervisor, cluster.tasks[2:])
+    assert not change.poll()  # the worker is asked to leave
+    kill(cluster, 2)
+    if follows:
+        until(lambda: run.members.worker(2).state is State.REPLACING, during=run)
+    until(change.poll)
+    assert [info.index for info in cluster.tasks] == [0, 1]
+    hold.unlink()
+    until_resized(run, 1)
+    until_behind(run, resizes(run)[-1], (0, 1))
+    over.touch()
+    run.wait()
+    assert [one.state for one in run.standing().replicas] == ["finished", "finished", "left"]
+    assert [one["change"] for one in read_run(run.id).resizes] == ["shrunk"]
+    assert_as_one_device(cluster, run, over, (0, 1))
 
 
 def test_workers_of_elastic_averaging_join_and_leave(start: Start, tmp_path: Path) -> None:

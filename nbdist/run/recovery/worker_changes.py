@@ -85,10 +85,13 @@ class WorkerChanges:
         # A frozen worker reads this when its process is continued, and is then free for the next run.
         reason = f"run {followed.run} has continued without {name}: {loss.how}"
         followed.send_to([member], "run.abort", reason=reason)
-        lost = [one.info for one in self._members.taking_part if one.is_away]
-        ranks, numbers = [info.rank for info in lost], [info.incarnation for info in lost]
         # Any of the others may become the first one.
-        followed.send_to(remaining, "run.lost", ranks=ranks, incarnations=numbers)
+        self._send_lost([one.info for one in self._members.taking_part if one.is_away])
+
+    def _send_lost(self, lost: list[TaskInfo]) -> None:
+        """Have the others continue without processes."""
+        ranks, numbers = [info.rank for info in lost], [info.incarnation for info in lost]
+        self._followed.send_to(self._members.here, "run.lost", ranks=ranks, incarnations=numbers)
 
     def _replace(self, member: Member, loss: Loss, decision: Decision) -> str:
         """Begin to replace a lost worker if the run does that; return why not, after a semicolon."""
@@ -111,7 +114,10 @@ class WorkerChanges:
             if restart.problem:
                 member = self._members.worker(restart.old.rank)
                 member.move(State.LOST)
-                self._give_up(member, restart)
+                if self._is_removed(member) and member.need is Need.NONE:
+                    self._record_left(member, {})
+                else:
+                    self._give_up(member, restart)
             else:
                 self.restart(restart)
             self._followed.events.restarted(restart)
@@ -250,27 +256,33 @@ class WorkerChanges:
 
     def has_left(self, member: Member, outcome: Any) -> bool:
         """Continue without a worker that has left the run, so that it can be removed from the cluster."""
-        step, followed = left_at(outcome), self._followed
         if member.state is State.REPLACING:
             return False
+        if left_at(outcome) is not None:
+            self._record_left(member, outcome)
+        elif isinstance(outcome, TaskDiedError) and self._is_removed(member):
+            self._record_left(member, {})
+        else:
+            return False
+        return True
+
+    def _is_removed(self, member: Member) -> bool:
+        """Whether a worker was removed from the cluster."""
+        cluster = self._followed.cluster
+        return member.rank not in {info.rank for info in cluster.tasks} and not cluster.controller_died()
+
+    def _record_left(self, member: Member, outcome: dict[str, Any]) -> None:
+        """Continue without a worker that has left, at a step of its outcome, or with its process."""
+        self._leave(member, outcome)
+        number, step = self._members.number(member), left_at(outcome)
         if step is None:
-            here = {info.rank for info in followed.cluster.tasks}
-            if (
-                not isinstance(outcome, TaskDiedError)
-                or member.rank in here
-                or followed.cluster.controller_died()
-            ):
-                return False
-        self._leave(member, outcome if step is not None else {})
-        number = self._members.number(member)
-        if step is None:
-            step = self._tally.standing(time.monotonic(), followed.store).replicas[number].step
+            self._send_lost([member.info])
+            step = self._tally.standing(time.monotonic(), self._followed.store).replicas[number].step
         resize = Resize(member.info, False, 0, time.monotonic(), step=step)
         if self.growth is not None:
             resize = self.growth.leave(member.info, step)
         self._tally.leave(number, resize.text, step)
         self._note_resize(resize)
-        return True
 
     def leave_out(self, member: Member, left: str = "") -> None:
         """Expect nothing of a worker: the run has continued without it before this client attached.
