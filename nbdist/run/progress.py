@@ -235,7 +235,8 @@ class ProgressTracker:
         if joined is None:
             steps, examples = progress.get("resumed") or (0, 0)
             latest.resumed = int(steps), int(examples)
-            while latest.past and latest.past[0][2] < steps:  # from before it continued the earlier run
+            # From before it continued the earlier run, or of a loop of one's own before a training.
+            while latest.past and not steps <= latest.past[0][2] <= latest.step:
                 latest.past.popleft()
         latest.examples = progress["examples"] + latest.before.get("examples", 0)
         made = max(latest.step - (latest.resumed[0] if joined is None else joined), 1)

@@ -334,6 +334,13 @@ def test_rates_cover_the_last_seconds() -> None:
     assert WINDOW < 10
 
 
+def test_a_training_after_a_loop_of_ones_own_has_a_rate_of_its_own() -> None:
+    tally, store = ProgressTracker(1, synchronous=False), RunStore()
+    for second, step in enumerate((40, 50, 0, 1, 2)):
+        tally.update(0, report(step), second / 2)
+        assert tally.standing(second / 2, store).steps_per_second == (0, 20, 0, 2, 2)[second]
+
+
 def test_a_resumed_run_counts_its_own_steps() -> None:
     """The jump from 0 to the saved step is no speed."""
     tally = ProgressTracker(2, synchronous=True)
