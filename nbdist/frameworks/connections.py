@@ -43,15 +43,17 @@ def sockets() -> Iterator[int]:
     return (inode for _, inode in _descriptors())
 
 
-def made_since(before: set[int], servers: Collection[int]) -> set[int]:
-    """Return the inodes of this process's connections but those in ``before``, and those of these ports.
+def made_since(before: set[int], own: str, servers: Collection[str]) -> set[int]:
+    """Return the inodes of this process's connections but those in ``before``, and those of Servers.
 
-    ``servers`` are the ports of the tasks' own Servers, of which one may be connected to at any time.
+    ``servers`` are the addresses of the tasks' Servers, of which one may be connected to at any time, and
+    ``own`` is that of this task.
     """
     found = set()
     for inode, one in tcp_sockets(before):
         with suppress(OSError):  # it listens, or has ended
-            if not {one.getsockname()[1], one.getpeername()[1]} & set(servers):
+            (host, port), local = one.getpeername()[:2], one.getsockname()[1]
+            if f"{host}:{port}" not in servers and local != int(own.rpartition(":")[2]):
                 found.add(inode)
     return found
 

@@ -37,7 +37,6 @@ from nbdist.graph.scopes import Graph, default_graph
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.graph.variables import global_step_in
 from nbdist.metrics.timeline import Timeline
-from nbdist.numbers import is_whole
 from nbdist.runtime.session.session import Session
 from nbdist.sessions.saver import Saver
 from nbdist.summary import FileWriter, SummaryOp
@@ -180,7 +179,7 @@ def check_one_of(given: Mapping[str, float | None], whole: bool = False) -> None
             f"give exactly one of {' and '.join(given)}, got {' and '.join(map(repr, given.values()))}"
         )
     for name, value in values.items():
-        if not (is_whole(value, 1) if whole else is_number(value) and value > 0):
+        if not (is_number(value) and value > 0 and (not whole or value % 1 == 0)):
             raise InvalidArgumentError(f"{name} is a {'whole ' * whole}number above 0, not {value!r}")
 
 
@@ -424,10 +423,13 @@ class _WritingHook(_StepHook):
 
     def end(self, session: Session) -> None:
         """Write what waits in memory, and close a writer of its own."""
-        self.abort()
+        self._close()
 
     def abort(self) -> None:
-        """Do the same; an error of the disk is printed, for it must not fail the training."""
+        """Do the same."""
+        self._close()
+
+    def _close(self) -> None:  # an error of the disk is printed, for it must not fail the training
         writer = self._writer
         if writer is None:
             return

@@ -559,7 +559,7 @@ class _Writing:
     def result(self) -> None:
         """Wait for the end; raises what has failed."""
         if self._pending is not None:
-            self._pending.result()
+            gather([self._pending])
 
     def discard(self) -> None:
         """Delete the files of a failed checkpoint; those that appear later are deleted by the next save."""

@@ -175,9 +175,9 @@ class Control:
     rate: float = 0.0
     """The learning rate that was asked for last, if ``rates`` is above 0."""
     rates: int = 0
+    """How often a learning rate was asked for."""
     rates_of_fit: int = 0
     """The number of the rate that a fit has last set for itself, of ``rates``."""
-    """How often a learning rate was asked for."""
     checkpoint: int = 0
     """The number of the checkpoint that was asked for last."""
     waits: bool = False

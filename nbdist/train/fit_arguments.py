@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -30,14 +31,15 @@ def fit_counts(epochs: Any, steps_per_epoch: Any, **others: Any) -> tuple[int, i
 def own_callbacks(callbacks: Any, model: Any) -> Sequence[Callback]:
     """Return the callbacks of a ``fit``, which know its model from now on.
 
-    Raises InvalidArgumentError for anything but a list of Callback, and for a method that is not called.
+    Raises InvalidArgumentError for anything but a list of Callback, and for a method of batches, or one that
+    is misspelt, which would not be called.
     """
     if not isinstance(callbacks, (list, tuple)) or not all(isinstance(one, Callback) for one in callbacks):
         raise InvalidArgumentError(f"fit: callbacks is a list of nb.train.Callback, got {callbacks!r}")
     called = [name for name in dir(Callback) if name.startswith("on_")]
     for callback in callbacks:
-        for name in dir(type(callback)):
-            if name.startswith("on_") and name not in called:
+        for name in set(dir(type(callback))) - set(called):
+            if name.startswith("on_") and (get_close_matches(name, called) or "_batch" in name):
                 raise InvalidArgumentError(
                     f"{type(callback).__name__}.{name}() would not be called; {choices(name, called)}"
                 )

@@ -21,7 +21,7 @@ from nbdist.checkpoint.manager import CHECK, CheckpointManager, Snapshot, checks
 from nbdist.checkpoint.tensor_file import TensorFile
 from nbdist.data import Dataset
 from nbdist.data.meter import Meter
-from nbdist.data.steps import comparable
+from nbdist.data.steps import all_steps, comparable, has_token
 from nbdist.errors import AbortedError, DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.graph.backend import Array
 from nbdist.optim import Optimizer
@@ -359,7 +359,10 @@ class DataCursor:
 
 def batches_of_pass(dataset: Dataset) -> int | None:
     """Return how many batches each pass has, if that is known and it opens each shuffle once."""
-    return None if any(step[0] == "repeat" for step in dataset.steps) else dataset.cardinality()
+    steps = list(all_steps(dataset.steps))
+    opened = [step[-1] for step in steps if has_token(step)]
+    once = len(set(opened)) == len(opened) and not any(step[0] == "repeat" for step in steps)
+    return dataset.cardinality() if once else None
 
 
 class EpochBatches:

@@ -159,10 +159,10 @@ class ResumeAdapter:
         self._before = [chief, *steps[1:]]
         if strategy.replica_index == 0:
             return state.place
-        per_epoch = None if data.endless else data.cardinality()
-        if per_epoch is None or self._steps is not None:
-            per_epoch = min(filter(None, (per_epoch, self._steps)), default=None)
-        return place_after(self._steps_before(strategy.replica_index), state, per_epoch, data.endless)
+        per_epoch = data.cardinality() if self._steps is None else self._steps
+        return place_after(
+            self._steps_before(strategy.replica_index), state, per_epoch, self._steps is not None
+        )
 
     def resume(self, replica: Replica, epochs: int | None) -> None:
         """Put the replica and what counts progress where they were.
@@ -351,6 +351,7 @@ class ResumeAdapter:
             "optimizer": settings_of(self._optimizer),
             "data": made_of(self._data),
             "steps_per_epoch": self._steps,
+            **({"data_repeats": True} if self._steps is not None and not self._data.endless else {}),
             "replicas": self._context.strategy.num_replicas_in_sync,
             "family": self._context.strategy.family,
         }

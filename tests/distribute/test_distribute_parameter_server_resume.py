@@ -176,9 +176,12 @@ def served(
     make: Callable[[], Sequential] = model,
     optimizer: Callable[[], Optimizer] = lambda: Adam(0.02),
     stops_at: int | None = None,
+    steps: int | None = None,
     **options: Any,
 ) -> tuple[Town, list[Any]]:
-    """Train three epochs with parameter servers; with ``dies`` all replicas end after the second one.
+    """Train three epochs, of so many ``steps``, with parameter servers.
+
+    With ``dies`` all replicas end after the second one.
 
     With ``stops_at`` the last replica stops after so many steps; -1 has it make all, with the same data.
     """
@@ -203,7 +206,7 @@ def served(
 
         if stops_at is not None:
             data = data.map(stop)
-        return made, made.fit(data, epochs=3, callbacks=callbacks)
+        return made, made.fit(data, epochs=3, steps_per_epoch=steps, callbacks=callbacks)
 
     try:
         results = town.train(body, **options)
@@ -306,22 +309,26 @@ def test_tables_on_servers_continue_with_their_slots(tmp_path: Path) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize(("before", "after"), matrix([(2, 3), (3, 1)], rest=[(2, 2)]))
-def test_asynchronous_servers_continue_their_snapshot(tmp_path: Path, before: int, after: int) -> None:
+@pytest.mark.parametrize(
+    ("before", "after", "each"), matrix([(2, 3, None), (3, 1, None), (2, 2, 8)], rest=[(2, 2, None)])
+)
+def test_asynchronous_servers_continue_their_snapshot(
+    tmp_path: Path, before: int, after: int, each: int | None
+) -> None:
     """Every replica continues its own epochs; the servers count the gradients that a snapshot has."""
-    served(before, tmp_path / "first", None, dies=True)
-    newest = state_files(tmp_path / "first")[0]
+    served(before, tmp_path / "first", None, dies=True, steps=each)
+    newest, total = state_files(tmp_path / "first")[0], 3 * (each or 5)
     state = read_saved(newest).state
     assert state.steps is not None
     assert len(state.steps) == before
     assert sum(state.steps) == state.updates
     assert state.steps[0] == state.step
-    town, again = served(after, tmp_path / "again", tmp_path / "first")
-    assert [one.progress.step for one in town.contexts] == [15] * after
+    town, again = served(after, tmp_path / "again", tmp_path / "first", steps=each)
+    assert [one.progress.step for one in town.contexts] == [total] * after
     last = read_saved(state_files(tmp_path / "again")[0]).state
     assert last.steps is not None
-    assert max(last.steps) <= 15
-    made = sum(15 - steps for steps in [*state.steps, *[state.steps[0]] * after][:after])
+    assert max(last.steps) <= total
+    made = sum(total - steps for steps in [*state.steps, *[state.steps[0]] * after][:after])
     assert town.contexts[0].progress.global_step == state.updates + made
     assert all(np.isfinite(w).all() for w in again[0][0].get_weights())
 

@@ -215,7 +215,8 @@ def test_a_connection_to_a_server_that_is_made_beside_a_group_is_not_the_groups(
         for one in (server, group):
             near[one] = ends.enter_context(socket.create_connection(one.getsockname(), timeout=10))
             far[one] = ends.enter_context(one.accept()[0])
-        found = made_since(before, [server.getsockname()[1]])
+        address = "{}:{}".format(*server.getsockname())
+        found = made_since(before, address, {address})
         assert found == {os.fstat(one[group].fileno()).st_ino for one in (near, far)}
 
 

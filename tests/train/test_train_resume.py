@@ -70,6 +70,18 @@ DATA: dict[str, Callable[[], dict[str, Any]]] = {
     "tuned": lambda: {
         "data": Dataset.from_arrays(x, y).shuffle(8).map(scaled, "auto").batch(6).prefetch("auto")
     },
+    "shuffled twice a pass": lambda: {
+        "data": (rows := Dataset.from_arrays(x, y).shuffle(9).batch(6)).concatenate(rows),
+        "steps_per_epoch": 3,
+    },
+    "repeated within": lambda: {
+        "data": Dataset.from_arrays(x, y)
+        .shuffle(7)
+        .repeat(2)
+        .concatenate(Dataset.from_arrays(x, y))
+        .batch(9),
+        "steps_per_epoch": 4,
+    },
     "generated": lambda: {"data": Dataset.from_generator(lambda: zip(x, y)).shuffle(9).batch(5)},
 }
 

@@ -72,14 +72,6 @@ class KerasCallbacks(Callback):
         with self._rate_set():
             for one in self._chosen:
                 one.on_epoch_end(epoch, logs)
-        for name, value in list(logs.items()):
-            if np.ndim(value) or not isinstance(value, (int, float, np.ndarray, np.number)):
-                current().note(
-                    f"{name}, which a callback gives of an epoch, is no number: it is in no history"
-                )
-                del logs[name]
-            else:
-                logs[name] = float(value)
         self.stop_training = bool(self._model.stop_training)
 
     def _take_rate(self) -> None:

@@ -93,8 +93,8 @@ class Torch(Framework):
         peer = self._ends.enter_context(Peer(first.address, world.task.keys, name=first.name))
         store = connect_store(peer, world.run, self._check)
         self._ends.enter_context(rendezvous_at(store, port))
-        servers = [int(info.address.rpartition(":")[2]) for info in world.task.roster]
-        self._ends.enter_context(self._connections_noted(servers))
+        servers = {info.address for info in world.task.roster}
+        self._ends.enter_context(self._connections_noted(world.task.info.address, servers))
         return {
             "TORCHELASTIC_RUN_ID": place.run,
             "TORCHELASTIC_RESTART_COUNT": "0",
@@ -106,10 +106,10 @@ class Torch(Framework):
         }
 
     @contextmanager
-    def _connections_noted(self, servers: Collection[int]) -> Iterator[None]:
+    def _connections_noted(self, own: str, servers: Collection[str]) -> Iterator[None]:
         """Note the connections of each group that is made, of which gloo makes some and accepts others.
 
-        Meanwhile another rank may connect to one of the tasks' Servers, which listen at these ports.
+        Meanwhile another rank may connect to one of the tasks' Servers, which listen at these addresses.
         """
         from torch.distributed import distributed_c10d
 
@@ -120,7 +120,7 @@ class Torch(Framework):
             try:
                 return original(*args, **options)
             finally:
-                self._connections |= made_since(before, servers)
+                self._connections |= made_since(before, own, servers)
 
         distributed_c10d._new_process_group_helper = noted
         try:

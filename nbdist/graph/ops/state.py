@@ -62,7 +62,8 @@ def _assign_sub(xp: Any, v: Array, value: Array) -> Array:
 
 
 def _check_shape(v: Array | Spec, value: Array | Spec) -> None:
-    if not fits(v.shape, value.shape):  # of arrays: a size that was unknown; NumPy would broadcast a row
+    # Shapes of arrays differ where a size was unknown; NumPy would broadcast a row.
+    if v.shape != value.shape and not fits(v.shape, value.shape):
         raise InvalidArgumentError(
             f"a variable of shape {show(v.shape)} takes no value of {show(value.shape)}"
         )

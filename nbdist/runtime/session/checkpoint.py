@@ -364,5 +364,6 @@ def start_work(work: Callable[[], dict[str, Any]]) -> PendingRequest:
 
 def gather(pending: Sequence[PendingRequest]) -> list[dict[str, Any]]:
     """Wait for all answers, then return them, or raise the first error."""
-    wait(pending)
+    while wait(pending, 1.0).not_done:  # an interrupt arrives between two waits
+        pass
     return [one.result() for one in pending]

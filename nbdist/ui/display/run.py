@@ -168,9 +168,9 @@ class LiveDisplay:
 
     def tick(self, now: float | None = None) -> None:
         """Send new points and output, about ten times a second; ``now`` in seconds on a monotonic clock."""
-        now = time.monotonic() if now is None else now
         with self.lock:
             self.ticked = time.monotonic()
+            now = self.ticked if now is None else now
             if self.show_due is not None and now >= self.show_due:
                 self.show()
             if self.view is not None:
