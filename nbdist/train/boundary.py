@@ -113,7 +113,7 @@ class Boundary:
     def show_rate(self) -> None:
         """Report the learning rate, if all replicas have the same."""
         rates = {rate_of(replica) for replica in self._replicas()} - {None}
-        self._context.progress.learning_rate = rates.pop() if len(rates) == 1 else None
+        self._context.progress.set_rate(rates.pop() if len(rates) == 1 else None)
 
     def drop_rate_of_fit(self) -> None:
         """Forget a learning rate that a callback has set, and that no step has taken yet."""

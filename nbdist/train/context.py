@@ -62,6 +62,9 @@ class Tolerance(enum.IntFlag):
         return bool(self & (Tolerance.SESSION | Tolerance.RESTORES))
 
 
+MOST_RATES = 12  # changes of the learning rate that are marked; more come from a schedule
+
+
 @dataclass
 class Progress:
     """How far a training is; written by the training thread, read by others."""
@@ -119,6 +122,8 @@ class Progress:
     """A pause that a stop ended: its step and its seconds. It counts only if a step follows."""
     learning_rate: float | None = None
     """The rate of the next update; None where this replica knows of none, or of several."""
+    rates: list[tuple[int, float]] = field(default_factory=list)
+    """The first rates of all, each with the number of steps before the first one at it."""
     checkpoint: dict[str, Any] | None = None
     """The last checkpoint that was asked for: its number, step, path (None if it failed) and error."""
 
@@ -126,6 +131,16 @@ class Progress:
         """Continue after the steps of an earlier run."""
         self.step, self.examples, self.skipped = step, examples, skipped
         self.resumed = [step, examples]
+
+    def set_rate(self, rate: float | None) -> None:
+        """Set the rate of the next update."""
+        if rate == self.learning_rate:
+            return
+        self.learning_rate = rate
+        if rate is not None and len(self.rates) < MOST_RATES + 2:  # with the initial one, and one too many
+            if self.rates and self.rates[-1][0] == self.step:
+                self.rates.pop()
+            self.rates.append((self.step, rate))
 
 
 _lock = threading.Lock()

@@ -81,4 +81,4 @@ class RateSchedule:
             return
         if rate != now:
             change_rate(replica, rate)
-            progress.learning_rate = rate
+            progress.set_rate(rate)

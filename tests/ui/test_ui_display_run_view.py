@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -198,18 +199,18 @@ def test_commands_leave_marks_on_the_curves(displays: list[FakeDisplay]) -> None
             run.tally.update(replica, vars(Progress(step=more.pop("step", 9), state=state, **more)), 1.0)
         shown.progress(run.tally.standing(1.0, run.store))
 
-    see(learning_rate=0.1, step=5)
-    see(learning_rate=0.01, step=9)
-    see("paused", learning_rate=0.01)
+    see(rates=[(0, 0.1)], step=5)
+    see("paused", rates=[(0, 0.1), (8, 0.05)])  # two rates that are set in one pause
+    see("paused", rates=[(0, 0.1), (8, 0.01)])
     saved = {"number": 1, "step": 18, "path": "/runs/m/step-18", "error": None}
-    see(learning_rate=0.01, checkpoint=saved, step=20)
+    see(rates=[(0, 0.1), (8, 0.01)], checkpoint=saved, step=20)
     run.members.worker(1).move(State.LOST)
     run.tally.lose(1, 2.0)
     shown.progress(run.tally.standing(2.0, run.store))
     shown.end(as_run(run))
     marks = displays[0].calls[-1][1].marks
     assert [(mark.step, mark.kind) for mark in marks] == [
-        (9, "rate"), (9, "pause"), (20, "checkpoint"), (20, "lost"),
+        (8, "rate"), (9, "pause"), (20, "checkpoint"), (20, "lost"),
     ]  # fmt: skip
     assert [mark.text.partition(" for ")[0] for mark in marks] == [
         "learning rate 0.1 → 0.01", "paused", "checkpoint at step 18", "worker 1 lost",
@@ -238,25 +239,37 @@ def test_a_parameter_server_is_shown_by_its_short_name(displays: list[FakeDispla
     assert found.remarks[-1] == "ps 0 was replaced after 0.6 s by pid 8; 2 updates lost"
 
 
-def test_a_schedule_of_rates_leaves_no_marks() -> None:
-    marks = Marks()
-    for step in range(40):
-        marks.see(
-            Standing("running", step, None, 0.0, 0.0, None, 0.0, [], learning_rate=1 / (step + 1)), TASKS, 0.0
-        )
-    assert marks.all() == []
+def test_each_change_of_a_rate_is_marked_where_it_was_made_however_late_it_is_known() -> None:
+    progress, run, marks = Progress(state="running"), FakeRun(), Marks()
+    for progress.step in range(72):
+        progress.set_rate(0.01 / 2 ** (progress.step // 24))
+    for replica, left_out in enumerate((0, 1)):  # one has not yet told its last change
+        said = {**vars(progress), "rates": progress.rates[: 3 - left_out]}
+        run.tally.update(replica, said, 1.0)
+    assert marks.see(run.tally.standing(1.0, run.store), TASKS, 1.0)
+    assert [(mark.step, mark.text) for mark in marks.all()] == [
+        (24, "learning rate 0.01 → 0.005"),
+        (48, "learning rate 0.005 → 0.0025"),
+    ]
+    run.tally.update(1, {**vars(progress), "rates": [(0, 0.3)]}, 2.0)  # replicas of different rates
+    assert run.tally.standing(2.0, run.store).rates == ()
 
 
-def test_a_schedule_leaves_room_for_other_marks() -> None:
-    marks = Marks()
-    for step in range(200):
-        saved = {"number": 1, "step": 150, "path": "m"} if step >= 150 else None
-        rate = 1 / (step + 1)
-        marks.see(
-            Standing("running", step, None, 0.0, 0.0, None, 0.0, [], learning_rate=rate, checkpoint=saved),
-            TASKS,
-            0.0,
-        )
+def test_a_new_process_leaves_its_first_rate_unmarked() -> None:
+    run = FakeRun()
+    run.tally.update(0, vars(Progress(step=9, state="running", rates=[(0, 0.1), (4, 0.01)])), 1.0)
+    joined = Progress(step=12, joined=12, state="running", rates=[(0, 0.1), (12, 0.01)])
+    run.tally.update(0, vars(joined), 2.0)
+    assert run.tally.standing(2.0, run.store).rates == ((0, 0.1), (4, 0.01), (12, 0.01))
+
+
+def test_a_schedule_leaves_no_marks_and_room_for_others() -> None:
+    progress, marks = Progress(), Marks()
+    for progress.step in range(200):
+        progress.set_rate(1 / (progress.step + 1))
+    saved = {"number": 1, "step": 150, "path": "m"}
+    standing = Standing("running", 200, None, 0.0, 0.0, None, 0.0, [], rates=(*progress.rates,))
+    marks.see(replace(standing, checkpoint=saved), TASKS, 0.0)
     assert [mark.text for mark in marks.all()] == ["checkpoint at step 150"]
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from html import escape
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -40,6 +41,7 @@ from nbdist.run.progress import (
 from nbdist.run.run import Run
 from nbdist.run.task.reporting import Displayed
 from nbdist.text import clip, rate
+from nbdist.train.context import MOST_RATES
 from nbdist.ui.ansi import plain
 from nbdist.ui.frozen.render import text
 from nbdist.ui.frozen.run import ALONE, frozen
@@ -253,7 +255,6 @@ MOST_MARKS = 100  # of a run
 GPUS_EVERY = 1.0  # seconds between two updates of the GPUs' curves
 PICTURES_EVERY = 1.0  # and of the histograms and images
 INPUT_EVERY = 1.0  # and of the input pipeline
-MOST_RATES = 12  # changes of the learning rate that are drawn; more come from a schedule
 MOST_NAMED = 4  # lost replicas that are named; more are counted
 
 
@@ -641,17 +642,14 @@ class Marks:
     Pure: the time is an argument.
 
     >>> marks, tasks = Marks(), ["/job:worker/task:0"]
-    >>> def standing(step, rate, state="running"):
-    ...     return Standing(state, step, None, 0.0, 0.0, None, 0.0, [], learning_rate=rate)
-    >>> for now, one in enumerate([standing(1, 0.1), standing(8, 0.01), standing(9, 0.01, "paused")]):
-    ...     _ = marks.see(one, tasks, float(now))
-    >>> [(mark.step, mark.text) for mark in marks.all()]
-    [(8, 'learning rate 0.1 → 0.01'), (9, 'paused')]
+    >>> standing = Standing("paused", 9, None, 0.0, 0.0, None, 0.0, [], rates=((0, 0.1), (8, 0.01)))
+    >>> marks.see(standing, tasks, 1.0), [(mark.step, mark.text) for mark in marks.all()]
+    (True, [(8, 'learning rate 0.1 → 0.01'), (9, 'paused')])
     """
 
     def __init__(self) -> None:
         self._found: list[Mark] = []
-        self._rate: float | None = None
+        self._rates: list[Mark] = []
         self._checkpoint: int | None = None
         self._lost: set[int] = set()
         self._restarts: dict[int, int] = {}
@@ -661,13 +659,14 @@ class Marks:
 
     def see(self, standing: Standing, tasks: Sequence[str], now: float) -> bool:
         """Compare with the previous call's standing; return whether the marks changed. ``now`` in seconds."""
-        before = list(self._found)
+        before = self.all()
         step = max((replica.step for replica in standing.replicas), default=standing.step)
-        rate = standing.learning_rate
-        if rate is not None:
-            if self._rate is not None and rate != self._rate:
-                self._add(step, "rate", f"learning rate {self._rate:.4g} → {rate:.4g}")
-            self._rate = rate
+        if standing.rates:
+            self._rates = [
+                Mark(at, "rate", f"learning rate {old:.4g} → {new:.4g}")
+                for (_, old), (at, new) in pairwise(standing.rates)
+                if new != old
+            ]
         if standing.state == PAUSED and self._paused is None:
             self._paused = len(self._found), now
             self._add(step, "pause", "paused")
@@ -698,17 +697,15 @@ class Marks:
         for said in standing.servers[self._servers :]:
             self._add(step, "restart", with_short_tasks(said).replace(" was ", " ", 1))
         self._servers, self._lost_servers = len(standing.servers), len(standing.lost_servers)
-        return before != self._found
+        return before != self.all()
 
     def all(self) -> list[Mark]:
         """Return the marks by step, without the rates if there are as many as a schedule makes."""
-        rates = sum(mark.kind == "rate" for mark in self._found)
-        return [mark for mark in self._found if mark.kind != "rate" or rates <= MOST_RATES]
+        rates = self._rates if len(self._rates) <= MOST_RATES else []
+        return sorted([*rates, *self._found], key=lambda mark: mark.step)
 
     def _add(self, step: int, kind: MarkKind, text: str) -> None:
-        # One more than is shown, so that the changes of a schedule leave room for other marks.
-        alike = sum((mark.kind == "rate") == (kind == "rate") for mark in self._found)
-        if alike <= MOST_RATES if kind == "rate" else alike < MOST_MARKS:
+        if len(self._found) < MOST_MARKS:
             self._found.append(Mark(step, kind, text))
 
 
