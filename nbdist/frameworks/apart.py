@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from nbdist.errors import FailedPreconditionError
 from nbdist.frameworks.patches import Change, Patches
 from nbdist.train.context import Context, current
+from nbdist.train.logging import losses_in
 
 REMEDIES = {
     "torch": "call torch.distributed.init_process_group() and wrap the model in DistributedDataParallel",
@@ -73,21 +74,8 @@ def settle_plain(context: Context) -> None:
 
 def see_log(values: Mapping[str, float]) -> None:
     """Note that a loop of JAX trains this rank alone, if it logs a loss."""
-    if has_loss(values):
+    if losses_in(values):
         see_step("jax")
-
-
-NOT_TRAINED = ("val_", "val/", "valid", "test", "eval")
-"""How names of losses begin with which nothing is trained."""
-
-
-def has_loss(values: Mapping[str, float]) -> bool:
-    """Return whether what a loop logs says that it trains.
-
-    >>> has_loss({"train/loss": 0.5}), has_loss({"value_loss": 0.5}), has_loss({"val_loss": 0.5})
-    (True, True, False)
-    """
-    return any("loss" in name and not name.startswith(NOT_TRAINED) for name in values)
 
 
 def computes_with(package: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from nbdist.frameworks.apart import see_step
 from nbdist.frameworks.patches import Change, Patches
 from nbdist.train.context import current
-from nbdist.train.logging import log
+from nbdist.train.logging import log, see_not_finite
 
 
 def report(values: Mapping[str, Any], step: int | None = None) -> None:
@@ -121,6 +121,16 @@ def _transformers(module: ModuleType, patches: Patches) -> None:
     class NoBar(base):  # type: ignore[misc]  # transformers is Any here
         """Takes the place of the progress bar."""
 
+    def make(original: Any) -> Any:
+        def training_step(trainer: Any, *args: Any, **options: Any) -> Any:
+            loss = original(trainer, *args, **options)
+            if trainer.args.logging_nan_inf_filter:  # the Trainer reads each loss, to log no NaN
+                see_not_finite(current(), {"loss": float(loss)}, trainer.state.global_step + 1)
+            return loss
+
+        return training_step
+
+    patches.replace(module.Trainer, "training_step", make)
     patches.append(module.DEFAULT_CALLBACKS, Reporter)
     patches.replace(module, "DEFAULT_PROGRESS_CALLBACK", lambda bar: NoBar)
 

@@ -20,6 +20,7 @@ from nbdist.frameworks.torch.step_hooks import TorchOptimizers, modules_trained_
 from nbdist.frameworks.torch.step_parts import StepParts
 from nbdist.frameworks.torch.trial_state import TorchState
 from nbdist.train.context import Context
+from nbdist.train.logging import losses_in
 
 
 def seeding(seed: int) -> dict[str, Change]:
@@ -50,7 +51,7 @@ def seen_in_plain_cell(context: Context) -> Iterator[None]:
         patches.wrap(module.CallbackList, "on_train_begin", begin)
 
     def logged(values: Mapping[str, float]) -> None:
-        if apart.has_loss(values) and next(losses) == 2 and apart.computes_with("jax"):
+        if losses_in(values) and next(losses) == 2 and apart.computes_with("jax"):
             apart.see_plain(context)
 
     def jax_loop(module: ModuleType, patches: Patches) -> None:

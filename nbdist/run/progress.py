@@ -89,6 +89,8 @@ class ReplicaStanding:
     """What was measured of the dataset that it trains on (see `nbdist.data.bottleneck`)."""
     ended: str = ""
     """What ended its training, if not its data: "cut short" by another replica, or "by a callback"."""
+    not_finite: Sequence[Any] = ()
+    """The first loss of a loop of its own that is NaN or infinite: name, value in words and step."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,7 @@ class _Replica:
     apart: str = ""
     """What to do about it, if it trains a model of its own beside other ranks."""
     ended: str = ""
+    not_finite: Sequence[Any] = ()
 
     @property
     def state(self) -> str:
@@ -259,6 +262,7 @@ class ProgressTracker:
         latest.gpu, latest.cores = progress.get("gpu") or latest.gpu, progress.get("cores") or latest.cores
         latest.input = progress.get("input") or latest.input
         latest.apart = progress.get("apart") or latest.apart
+        latest.not_finite = latest.not_finite or progress.get("not_finite", ())
         latest.ended = (
             CALLBACK if progress.get("ended_early") else CUT_SHORT if progress.get("cut_short") else ""
         )
@@ -508,6 +512,20 @@ def uneven_data(replicas: Sequence[ReplicaStanding], names: Sequence[str], statu
         f"it, though {' and '.join(cut)} had more: replicas that step together share each batch, so make the "
         "same dataset on every worker"
     )
+
+
+def first_not_finite(replicas: Sequence[ReplicaStanding], names: Sequence[str]) -> str:
+    """Return the first loss that is NaN or infinite, where that ends no training; empty if none is known.
+
+    >>> wrong = [ReplicaStanding("running", 9, 0.0, None, {}, not_finite=("loss", "nan", n)) for n in (5, 4)]
+    >>> first_not_finite(wrong, ["worker 0", "worker 1"]).partition(":")[0]
+    'loss of worker 1 is nan at step 4'
+    """
+    found = [(one.not_finite, name) for one, name in zip(replicas, names, strict=False) if one.not_finite]
+    if not found:
+        return ""
+    (loss, value, step), name = min(found, key=lambda one: one[0][2])
+    return f"{loss} of {name} is {value} at step {step:,}: a loop that is not nbdist's may continue"
 
 
 def trained_apart(remedies: Sequence[str], over: bool = True) -> str:

@@ -42,7 +42,7 @@ from nbdist.run.followed import FollowedRun, RunEvents
 from nbdist.run.history import Labelled
 from nbdist.run.membership import MembershipRules
 from nbdist.run.monitor import RunMonitor
-from nbdist.run.progress import ProgressTracker, Standing, uneven_data
+from nbdist.run.progress import ProgressTracker, Standing, first_not_finite, uneven_data
 from nbdist.run.progress_file import progress_path, read_input
 from nbdist.run.protocols import RunCalls, RunTasks
 from nbdist.run.recovery.member import Members, State
@@ -704,7 +704,8 @@ class Run(Labelled):
         uneven = uneven_data(self._last.replicas, self.tasks, self.status)
         differ = finish.differing_weights(self.outcomes) if self.status == "finished" else ""
         unused = finish.unused_flags(self.options, self.outcomes) if self.status == "finished" else ""
-        self.notes += filter(None, [self._last.apart, uneven, differ, unused])
+        wrong = first_not_finite(self._last.replicas, self.tasks)
+        self.notes += filter(None, [self._last.apart, wrong, uneven, differ, unused])
 
     def _write_end(self) -> None:
         if self._monitor.stuck and str(self.error) != self._monitor.stuck:

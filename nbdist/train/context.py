@@ -100,6 +100,8 @@ class Progress:
     """Whether a callback of this replica has ended a training."""
     apart: str = ""
     """What to do about it, if this rank of several has made steps of a framework's training alone."""
+    not_finite: list[Any] = field(default_factory=list)
+    """The first loss of a loop of the body's own that is NaN or infinite: name, value in words and step."""
     needed_workers: int = 0
     """With how few workers a session continues (SyncReplicasOptimizer); 0 if its workers do not wait."""
     own_steps: bool = False

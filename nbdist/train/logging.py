@@ -8,6 +8,7 @@ They go the way of the loss: into this replica's log in the run's folder, and to
 
 from __future__ import annotations
 
+import math
 import operator
 import time
 from collections.abc import Mapping
@@ -48,6 +49,8 @@ def log(series: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
         raise AbortedError("this body was asked to stop: it is pruned, or a user has stopped it")
     at = context.step() if step is None else _checked(step)
     values = {name: as_number(name, value) for name, value in {**(series or {}), **more}.items()}
+    if not all(map(math.isfinite, values.values())):
+        see_not_finite(context, values, at)
     if context.on_log is not None:
         context.on_log(values)
     if context.recorder is None:
@@ -56,6 +59,27 @@ def log(series: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
         note_left_behind(context)
     else:
         _record(context, context.recorder, at, values)
+
+
+NOT_TRAINED = ("val_", "val/", "valid", "test", "eval")
+"""How names of losses begin with which nothing is trained."""
+
+
+def losses_in(values: Mapping[str, float]) -> list[str]:
+    """Return the names of losses with which something is trained.
+
+    >>> losses_in({"train/loss": 0.5, "value_loss": 0.5, "val_loss": 0.5, "accuracy": 1.0})
+    ['train/loss', 'value_loss']
+    """
+    return [name for name in values if "loss" in name and not name.startswith(NOT_TRAINED)]
+
+
+def see_not_finite(context: Context, values: Mapping[str, float], step: int | None) -> None:
+    """Note the first loss that is NaN or infinite, unless it is of a training by nbdist, which handles it."""
+    wrong = [name for name in losses_in(values) if not math.isfinite(values[name])]
+    if wrong and not context.progress.not_finite and context.trainings == context.own_loops:
+        at = context.logged.get(wrong[0], -1) + 1 if step is None else step
+        context.progress.not_finite = [wrong[0], str(values[wrong[0]]), at]
 
 
 def _record(context: Context, recorder: Recorder, step: int | None, values: Mapping[str, float]) -> None:

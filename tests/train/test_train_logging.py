@@ -56,6 +56,21 @@ def test_points_have_the_replicas_step_or_the_given_one(context: Context) -> Non
     ]  # fmt: skip
 
 
+def test_the_first_loss_that_is_not_finite_is_noted(context: Context) -> None:
+    nb.log(loss=1.0, val_loss=math.nan, norm=math.inf)
+    nb.log(loss=2.0)
+    assert context.progress.not_finite == []
+    nb.log({"loss": math.nan, "aux_loss": math.inf})
+    nb.log(loss=math.nan, step=9)
+    assert context.progress.not_finite == ["loss", "nan", 2]
+
+
+def test_a_loss_in_a_training_by_nbdist_is_left_to_its_policy(context: Context) -> None:
+    context.trainings = 1
+    nb.log(loss=math.nan)
+    assert context.progress.not_finite == []
+
+
 def test_without_training_each_series_counts_its_values(context: Context) -> None:
     nb.log(a=0.5)
     nb.log(a=0.25, b=2)

@@ -544,3 +544,16 @@ def test_ranks_that_train_a_model_each_are_a_warning_at_once_and_in_the_summary(
         assert status["warning"] == f"{said}call init_process_group()"
         assert said in view.progress_line("mnist", status)
     assert summary(run).warning == status["warning"]
+
+
+def test_the_first_loss_that_is_nan_is_a_warning_at_once_and_in_the_summary(
+    displays: list[FakeDisplay],
+) -> None:
+    run = FakeRun(framework="torch")
+    shown = RunView(as_run(run))
+    for replica, step in enumerate((6, 5)):
+        wrong = vars(Progress(step=9, state="running", not_finite=["loss", "nan", step]))
+        run.tally.update(replica, wrong, 1.0)
+    shown.progress(run.tally.standing(1.0, run.store))
+    said = "loss of worker 1 is nan at step 5: a loop that is not nbdist's may continue"
+    assert displays[0].calls[-1][1]["warning"] == summary(run).warning == said

@@ -36,6 +36,7 @@ from nbdist.run.progress import (
     SILENT,
     ReplicaStanding,
     Standing,
+    first_not_finite,
     uneven_data,
 )
 from nbdist.run.run import Run
@@ -344,7 +345,7 @@ class RunView:
                 },
                 "note": note_on(standing.replicas, self._tasks),
                 "trained_on": trained_on(devices),
-                "warning": warning_of(standing, devices),
+                "warning": warning_of(standing, devices, self._tasks),
                 "input": self._input,
             }
         )
@@ -497,7 +498,10 @@ def summary_of(run: Run) -> Summary:
         ended_replicas=lost | left,
         trained_on=trained_on(devices),
         warning=warning_of(
-            whole, devices, uneven_data(standing, list(map(short_task, run.tasks)), run.status)
+            whole,
+            devices,
+            run.tasks,
+            uneven_data(standing, list(map(short_task, run.tasks)), run.status),
         ),
         gpus=gpus_of(run, whole),
         input=input_of(whole, run.tasks),
@@ -524,9 +528,15 @@ def logged_values(run: Run) -> dict[str, float]:
     return found
 
 
-def warning_of(standing: Standing, devices: Sequence[ReplicaDevice], data: str = "") -> str:
-    """Return what a user should change: ranks that train a model each, uneven ``data``, a GPU not in use."""
-    return "; ".join(filter(None, [standing.apart, data, device_warning(devices)]))
+def warning_of(
+    standing: Standing, devices: Sequence[ReplicaDevice], tasks: Sequence[str], data: str = ""
+) -> str:
+    """Return what a user should change.
+
+    These are ranks that train a model each, a loss that is not finite, uneven ``data`` and a GPU not in use.
+    """
+    wrong = first_not_finite(standing.replicas, list(map(short_task, tasks)))
+    return "; ".join(filter(None, [standing.apart, wrong, data, device_warning(devices)]))
 
 
 def input_of(standing: Standing, tasks: Sequence[str]) -> dict[str, Any] | None:
