@@ -39,12 +39,32 @@ def _as_number(value: Any) -> float | None:
         return None
 
 
+def _is_same(value: Any, other: Any) -> bool:
+    """Return whether a metric is one that was there before: the same number, or a view of the same tensor."""
+    one, two = (getattr(metric, "data_ptr", lambda: None)() for metric in (value, other))
+    return value is other or (one is not None and one == two)
+
+
 def _lightning(module: ModuleType, patches: Patches) -> None:
     """Add a callback to every Trainer of Lightning."""
     base: Any = module.Callback
 
     class Reporter(base):  # type: ignore[misc]  # Lightning is Any here
         """Reports the loss of each step and all that is logged with ``self.log``."""
+
+        reported: Mapping[str, Any] = {}
+        """The newest values of all metrics, when they were last reported."""
+
+        def report(self, trainer: Any, **more: Any) -> None:
+            """Report the metrics that were logged since the last call, though Lightning keeps all of them."""
+            values, old = {**trainer.callback_metrics}, self.reported
+            new = {name: value for name, value in values.items() if not _is_same(value, old.get(name))}
+            self.reported = values
+            # One that is logged for steps and epochs has three names; the short one is that of the epochs.
+            report(
+                {**more, **{name: new[name] for name in new if f"{name}_step" not in new}},
+                trainer.global_step,
+            )
 
         def on_train_start(self, trainer: Any, model: Any) -> None:
             current().trainer, progress = "lightning", current().progress
@@ -57,23 +77,21 @@ def _lightning(module: ModuleType, patches: Patches) -> None:
 
         def on_train_epoch_start(self, trainer: Any, model: Any) -> None:
             current().progress.epoch = trainer.current_epoch + 1
+            self.report(trainer)  # what the model has logged at the end of the epoch before
 
         def on_train_batch_end(self, trainer: Any, model: Any, outputs: Any, batch: Any, index: int) -> None:
-            step = trainer.global_step
-            if model.device.type != "cpu" and step % trainer.log_every_n_steps:
+            if model.device.type != "cpu" and trainer.global_step % trainer.log_every_n_steps:
                 return  # reading a value waits for the GPU
-            loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-            report({"loss": loss, **trainer.callback_metrics}, step)
+            self.report(trainer, loss=outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
 
         def on_train_epoch_end(self, trainer: Any, model: Any) -> None:
-            report(trainer.callback_metrics, trainer.global_step)
+            self.report(trainer)
+
+        on_train_end = on_test_end = on_train_epoch_end
 
         def on_validation_end(self, trainer: Any, model: Any) -> None:
             if not trainer.sanity_checking:
-                report(trainer.callback_metrics, trainer.global_step)
-
-        def on_test_end(self, trainer: Any, model: Any) -> None:
-            report(trainer.callback_metrics, trainer.global_step)
+                self.report(trainer)
 
     def initialize(init: Any, trainer: Any, *args: Any, **options: Any) -> None:
         given = options.get("callbacks") or []
@@ -142,6 +160,9 @@ def _keras(module: ModuleType, patches: Patches) -> None:
     class Reporter(base):  # type: ignore[misc]  # Keras is Any here
         """Reports loss and metrics of each step, as averages of the epoch, and those of each epoch."""
 
+        batch_logs: Mapping[str, Any]
+        """What was reported of the epoch's last batch, which are the epoch's values as well."""
+
         def on_train_begin(self, logs: Any = None) -> None:
             progress, steps = current().progress, self.params.get("steps")
             current().note_fit(getattr(self, "_model", None))
@@ -149,16 +170,18 @@ def _keras(module: ModuleType, patches: Patches) -> None:
             progress.total = progress.step + steps * progress.epochs if steps and progress.epochs else None
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            current().progress.epoch = epoch + 1
+            current().progress.epoch, self.batch_logs = epoch + 1, {}
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             progress = current().progress
             progress.step += 1
             see_step("keras")
-            report(logs or {}, progress.step)
+            self.batch_logs = {**(logs or {})}
+            report(self.batch_logs, progress.step)
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            report(logs or {}, current().progress.step)
+            found = {name: value for name, value in (logs or {}).items() if name not in self.batch_logs}
+            report(found, current().progress.step)
 
     def initialize(
         init: Any,

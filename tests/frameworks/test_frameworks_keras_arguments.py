@@ -12,8 +12,11 @@ import pytest
 import nbdist as nb
 from nbdist.distribute import MultiWorkerMirroredStrategy
 from nbdist.errors import InvalidArgumentError
+from nbdist.frameworks import reporting
+from nbdist.frameworks.patches import Patches
 from nbdist.testing import thread_world
 from nbdist.testing.strategy import everywhere
+from nbdist.train.context import Context, use_here
 
 pytestmark = [
     pytest.mark.slow,
@@ -246,3 +249,12 @@ def test_a_note_says_that_a_single_example_is_normalised_by_itself(keras: Any, c
         model.compile("sgd", "mse")
         nb.frameworks.keras.fit(model, X, Y, batch_size=size)
         assert capsys.readouterr().out.count("BatchNormalization normalises it by itself") == count
+
+
+def test_the_fit_of_keras_reports_each_value_once(keras: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, int]] = []
+    monkeypatch.setattr(reporting, "log", lambda values, step: seen.extend((name, step) for name in values))
+    model = model_of(keras)
+    with use_here(Context(quiet=True)), Patches(reporting.CHANGES, pytest.fail):
+        model.fit(X, Y, batch_size=4, epochs=2, validation_data=(X, Y))
+    assert sorted(seen) == [*(("loss", step) for step in (1, 2, 3, 4)), ("val_loss", 2), ("val_loss", 4)]

@@ -57,6 +57,11 @@ def steps(run: Run) -> list[int]:
     return [replica.step for replica in run.standing().replicas]
 
 
+def not_finite(run: Run) -> list[str]:
+    """Return the notes on a loss that is NaN, without what they say of loops."""
+    return [note.rpartition(":")[0] for note in run.notes if " is nan at step " in note]
+
+
 def trains(run: Run) -> bool:
     return run.trains and all(step > 3 for step in steps(run))
 
@@ -131,11 +136,16 @@ class Model(lightning.LightningModule):
     def training_step(self, batch, index):
         loss = (self.linear(batch[0]) ** 2).mean()
         self.log("train_error", loss)
-        return loss
+        self.log("both", loss, on_step=True, on_epoch=True, sync_dist=True)
+        return loss * (float("nan") if self.global_step == WRONG[self.global_rank] else 1.0)
+    def on_train_epoch_end(self):
+        self.log("epoch", float(self.current_epoch))
     def validation_step(self, batch, index):
         self.log("val_loss", (self.linear(batch[0]) ** 2).mean(), sync_dist=True)
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+WRONG = {wrong}
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(16, 4)), batch_size=4)
 trainer = lightning.Trainer(
     accelerator="cpu", devices=2, max_epochs=2, logger=False, enable_checkpointing=False,
@@ -155,14 +165,19 @@ left = added, [name for one in found for name in one._changes if name.startswith
 
 
 def test_what_lightning_logs_is_in_the_run(begin: Callable[..., Run], cluster: Cluster) -> None:
-    for _ in range(2):  # it is imported in the first, and there in the second
-        run = begin(LIGHTNING, on="worker:0-1").wait()
-        for name in ("loss", "train_error", "val_loss"):
-            points = [run.store.last(i, name) for i in range(2)]
-            assert [None if one is None else one.step for one in points] == [4, 4], name
+    for wrong in (None, None), (3, 2):  # it is imported in the first, and there in the second
+        run = begin(LIGHTNING.replace("{wrong}", str(wrong)), on="worker:0-1").wait()
+        for replica in range(2):
+            points = {name: run.store.points(replica, name)[0].tolist() for name in run.store.series}
+            for name in ("loss", "train_error", "both_step"):
+                assert points[name] == [1, 2, 3, 4], name
+            for name in ("both", "both_epoch", "val_loss", "epoch"):
+                assert points[name] == [2, 4], name
         standing = run.standing()
         assert (standing.total, standing.epoch, standing.epochs) == (4, 2, 2)
+        assert standing.rates == ((0, 0.1), (2, pytest.approx(0.01)))
         assert steps(run) == [4, 4]
+        assert not_finite(run) == (["loss of /job:worker/task:1 is nan at step 3"] if wrong[1] else [])
     left = start_run(LEFT, Options(on="worker:0"), cluster=cluster).wait()
     assert left.results["left"] == (False, [])
 
@@ -186,8 +201,10 @@ class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = torch.nn.Linear(4, 1)
+        self.left = 3
     def forward(self, x):
-        return {"loss": (self.linear(x) ** 2).mean()}
+        self.left -= 1
+        return {"loss": (self.linear(x) ** 2).mean() * (1.0 if self.left else float("nan"))}
 folder = tempfile.mkdtemp()
 given = TrainingArguments(
     folder, max_steps=4, logging_steps=2, per_device_train_batch_size=2, save_strategy="no", report_to=[],
@@ -202,3 +219,6 @@ def test_what_transformers_log_is_in_the_run(begin: Callable[..., Run]) -> None:
     points = [run.store.last(i, "loss") for i in range(2)]
     assert [None if one is None else one.step for one in points] == [4, 4]
     assert (run.standing().total, steps(run)) == (4, [4, 4])
+    assert not_finite(run) == [
+        "loss of /job:worker/task:0 is nan at step 3"
+    ]  # the Trainer logs no NaN itself
