@@ -22,13 +22,16 @@ from nbdist.estimator.columns import (
     FeatureColumn,
     NumericColumn,
     checked_columns,
+    export_inputs,
     input_layer,
     linear_model,
     numeric_column,
     texts_of,
     transform_features,
+    transformed_columns,
 )
 from nbdist.estimator.estimator import Estimator
+from nbdist.estimator.exporting import Served
 from nbdist.estimator.metrics import AUC
 from nbdist.estimator.spec import EstimatorSpec, ModeKeys, RunConfig
 from nbdist.graph.ops.state import group
@@ -255,7 +258,18 @@ class _ColumnEstimator(Estimator):
             return (found, *map(head.labels, labels))
 
         self._prepare = prepare
+        self._columns = transformed_columns(each.values())
         self._head = head
+
+    def _served(self, features: Any) -> Served:
+        columns = export_inputs(self._columns, features)
+        arrays = {name: (one.source or one.column).transform(features) for name, one in columns.items()}
+
+        def given_of(inputs: dict[str, Tensor]) -> Any:
+            made = (one.record(inputs[name]) for name, one in columns.items())
+            return dict(zip(self._columns, made, strict=True))
+
+        return Served(arrays, given_of, columns)
 
     def _all_metrics(self, results: dict[str, Any]) -> dict[str, Any]:
         """Return metrics with the accuracy of always predicting the more frequent of two classes."""

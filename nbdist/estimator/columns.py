@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, TypeAlias
 
@@ -23,7 +23,8 @@ import numpy as np
 from nbdist.data.arguments import members
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.graph.initial import kind_of
-from nbdist.graph.tensor import Tensor, symbolic
+from nbdist.graph.scopes import Graph
+from nbdist.graph.tensor import Tensor, placeholder, symbolic
 from nbdist.graph.variables import get_variable
 from nbdist.nn.functional import embedding_lookup, one_hot
 from nbdist.numbers import is_whole
@@ -65,6 +66,43 @@ class CategoricalColumn(FeatureColumn):
 
     size: int
 
+    @property
+    def is_data(self) -> bool:
+        """Whether ids are made without a function of the program."""
+        return True
+
+    def exported(self) -> ExportInput:
+        """Return an export's input: ids, under a name that is not the feature's."""
+        takes, source = f"the ids of the column {self.name!r}", self if self.is_data else None
+        takes += (
+            "; without them it takes the raw features"
+            if source is not None
+            else ", whose normalizer_fn is not in the export: transform_features(columns) makes them"
+        )
+        return ExportInput(self, f"{self.name}_ids", takes, source, _as_it_is)
+
+
+@dataclass(frozen=True)
+class ExportInput:
+    """How an exported model takes the numbers of a column.
+
+    - ``column``: the column
+    - ``name``: the input's; a feature's only if it takes the raw feature
+    - ``takes``: what it takes, for errors
+    - ``source``: the column, all data, that makes it of raw features; None if a function of the program does
+    - ``record``: what the graph makes of it
+    """
+
+    column: FeatureColumn
+    name: str
+    takes: str
+    source: FeatureColumn | None
+    record: Callable[[Any], Any]
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
 
 @dataclass(frozen=True)
 class NumericColumn(DenseColumn):
@@ -97,16 +135,37 @@ class NumericColumn(DenseColumn):
                 f"numeric_column {self.key!r} has {wanted} numbers for each example, and the feature has the "
                 f"shape {raw.shape}; give numeric_column(shape=...)"
             )
+        result: Array = self.normalized(values)
+        return result
+
+    def normalized(self, values: Any) -> Any:
+        """Return numbers, an array or a tensor, with the default value and the normalizer's work."""
         if self.default_value is not None:
             values = np.where(np.isnan(values), np.float32(self.default_value), values)
         if self.normalizer_fn is not None:
-            given, values = values.shape, np.asarray(self.normalizer_fn(values), np.float32)
+            given, values = values.shape, self.normalizer_fn(values)
+            recorded = isinstance(values, Tensor)
+            values = values.astype(np.float32) if recorded else np.asarray(values, np.float32)
             if values.shape != given:
                 raise InvalidArgumentError(
                     f"numeric_column {self.key!r}: normalizer_fn has made {values.shape} of {given}; "
                     "expected the same shape"
                 )
         return values
+
+    def exported(self) -> ExportInput:
+        """Return an export's input: raw numbers if the normalizer records in a graph, else its result."""
+        plain = replace(self, default_value=None, normalizer_fn=None)
+        try:
+            with Graph().as_default():
+                self.normalized(placeholder(np.float32, (None, int(np.prod(self.shape)))))
+        except Exception:  # of a function of the user's, which takes arrays
+            takes = (
+                f"what the normalizer_fn of numeric_column {self.key!r} returns, which does not record in a "
+                "graph: transform_features(columns) calls it"
+            )
+            return ExportInput(self, f"{self.key}_normalized", takes, None, _as_it_is)
+        return ExportInput(self, self.key, "raw numbers", plain, self.normalized)
 
     def dense(self, features: Mapping[str, Tensor]) -> Tensor:
         """Return the numbers."""
@@ -129,6 +188,11 @@ class BucketizedColumn(CategoricalColumn, DenseColumn):
     def size(self) -> int:  # type: ignore[override]
         """The number of buckets."""
         return len(self.boundaries) + 1
+
+    @property
+    def is_data(self) -> bool:
+        """Whether the source has no normalizer."""
+        return self.source.normalizer_fn is None
 
     def transform(self, features: Features) -> Array:
         """Return the number of each value's bucket."""
@@ -214,6 +278,11 @@ class CrossedColumn(CategoricalColumn):
     def name(self) -> str:
         """The parts' names with ``_X_`` between them."""
         return "_X_".join(sorted(one if isinstance(one, str) else one.name for one in self.keys))
+
+    @property
+    def is_data(self) -> bool:
+        """Whether its parts are."""
+        return all(isinstance(one, str) or one.is_data for one in self.keys)
 
     def transform(self, features: Features) -> Array:
         """Return the bucket of each combination of the parts' values."""
@@ -323,7 +392,8 @@ def numeric_column(
     - ``key``: the feature's name
     - ``shape``: the shape of one example's numbers; they are flattened
     - ``default_value``: the value in place of a NaN; None leaves it
-    - ``normalizer_fn``: a function of the float32 array (batch, numbers) that returns another of that shape
+    - ``normalizer_fn``: a function of the float32 array (batch, numbers) that returns another of that shape.
+      An export calls it with a tensor; one that fails there is left out (see :meth:`Estimator.export`)
 
     >>> numeric_column("age", normalizer_fn=lambda x: x / 100).transform({"age": np.array([50])})
     array([[0.5]], dtype=float32)
@@ -381,8 +451,9 @@ def categorical_column_with_vocabulary_list(
     >>> column.transform({"colour": np.array(["blue", "green", "red"])}).ravel()
     array([ 1, -1,  0])
     """
-    values = tuple(members(f"column {key!r}: vocabulary_list", vocabulary_list, "texts or whole numbers"))
-    if not all(isinstance(one, (str, bytes)) for one in values) and not all(map(_is_integer, values)):
+    listed = members(f"column {key!r}: vocabulary_list", vocabulary_list, "texts or whole numbers")
+    values = tuple(one.decode() if isinstance(one, bytes) else one for one in listed)
+    if not all(isinstance(one, str) for one in values) and not all(map(_is_integer, values)):
         raise InvalidArgumentError(
             f"column {key!r}: vocabulary_list is {values!r:.200}; expected texts, or whole numbers"
         )
@@ -475,13 +546,9 @@ def transform_features(columns: Iterable[FeatureColumn]) -> Callable[..., Any]:
     >>> transform_features([indicator_column(column)])({"colour": np.array(["blue"])}, np.array([1]))
     ({'colour': array([[1]])}, array([1]))
     """
-    needed = {one.name: one for column in checked_columns(columns) for one in column.transformed}
+    needed = transformed_columns(columns)
 
     def transform(features: Any, *rest: Any) -> Any:
-        if not isinstance(features, Mapping):
-            raise InvalidArgumentError(
-                f"feature columns take features by name, a dict of arrays, not {type(features).__name__}"
-            )
         found = {name: column.transform(features) for name, column in needed.items()}
         return (found, *rest) if rest else found
 
@@ -546,8 +613,62 @@ def checked_columns(columns: Iterable[FeatureColumn]) -> list[FeatureColumn]:
     return found
 
 
+def transformed_columns(columns: Iterable[FeatureColumn]) -> dict[str, Any]:
+    """Return the columns whose numbers a model's columns need in the graph, by name.
+
+    Of several kinds of columns of one feature, such as a vocabulary and a hash, all but the first add their
+    kind to the name. Raises InvalidArgumentError for two of one kind that differ.
+    """
+    found: dict[str, FeatureColumn] = {}
+    for column in checked_columns(columns):
+        for one in column.transformed:
+            other = found.setdefault(one.name, one)
+            if other != one and (
+                type(other) is type(one) or found.setdefault(_name_and_kind(one), one) != one
+            ):
+                raise InvalidArgumentError(
+                    f"two columns that differ take the feature {one.name!r}: give one of them a copy of the "
+                    "feature under another name"
+                )
+    return found
+
+
+def _name_and_kind(column: FeatureColumn) -> str:
+    return f"{column.name}/{type(column).__name__}"
+
+
+def export_inputs(columns: Mapping[str, Any], features: Features) -> dict[str, ExportInput]:
+    """Return the inputs of an export, by name, that `transformed_columns` become, in their order."""
+    found: dict[str, ExportInput] = {}
+    for column in columns.values():
+        one = column.exported()
+        name = one.name
+        while name != column.name and (name in features or name in found):
+            name += "_"
+        found[name] = one
+    return found
+
+
+def column_data(column: FeatureColumn) -> dict[str, Any]:
+    """Return a column without a function as data for JSON; `column_of` returns it to a column."""
+    return {"column": type(column).__name__, **vars(column)}
+
+
+def column_of(data: Any) -> Any:
+    """Return a column that was written as JSON: what `column_data` has returned, with columns in it."""
+    if isinstance(data, dict):
+        kinds = (NumericColumn, BucketizedColumn, VocabularyColumn, HashColumn, CrossedColumn)
+        kind: Any = {one.__name__: one for one in kinds}[data["column"]]
+        return kind(**{name: column_of(value) for name, value in data.items() if name != "column"})
+    return tuple(map(column_of, data)) if isinstance(data, list) else data
+
+
 def feature_of(features: Features, key: str) -> Array:
     """Return a feature of a batch; raises InvalidArgumentError, with the known names, if it is missing."""
+    if not isinstance(features, Mapping):
+        raise InvalidArgumentError(
+            f"feature columns take features by name, a dict of arrays, not {type(features).__name__}"
+        )
     if key not in features:
         raise InvalidArgumentError(f"the features have no {key!r}; {choices(key, features)}")
     return np.asarray(features[key])
@@ -555,6 +676,8 @@ def feature_of(features: Features, key: str) -> Array:
 
 def transformed_of(features: Mapping[str, Tensor], column: FeatureColumn) -> Tensor:
     """Return a column's numbers among transformed features; raises InvalidArgumentError without them."""
+    if (name := _name_and_kind(column)) in features:
+        return features[name]
     if column.name not in features:
         raise InvalidArgumentError(
             f"the features have no numbers of the column {column.name!r}: map the dataset with "

@@ -25,7 +25,7 @@ from nbdist.data.arguments import any_path, local_path, names
 from nbdist.data.shares import share_of
 from nbdist.errors import InvalidArgumentError, NotFoundError, choices
 from nbdist.estimator.checkpoints import Beginnings, Trained, load, load_newest
-from nbdist.estimator.exporting import write_export
+from nbdist.estimator.exporting import Served, write_export
 from nbdist.estimator.metrics import MetricSums, metrics_of
 from nbdist.estimator.model_function import Forward, ModelFunction, TrainingFunction, call_input_fn
 from nbdist.estimator.spec import EstimatorSpec, ModeKeys, RunConfig, check_folder_name, check_steps
@@ -289,17 +289,17 @@ class Estimator:
         - ``checkpoint_path``: a checkpoint; None for the newest
 
         `ExportedModel` and ``python -m nbdist.estimator.predict FOLDER`` predict with it, without the model
-        function. A model of feature columns is exported with the transformed features as its inputs. Raises
+        function. A model of feature columns takes raw features: in the graph, and the ONNX file, numeric
+        columns take the raw numbers of "age", and categorical ones ids, as "city_ids". A normalizer_fn that
+        does not record in a graph is left out: the input "age_normalized" takes its result. Raises
         NotFoundError without a checkpoint, InvalidArgumentError if the folder exists, or the model function
         needs the size of a batch, StorageError if the folder cannot be written.
         """
         remedy = "an export is written to a local folder: copy it from there"
         base = Path(local_path("Estimator.export: export_dir_base", export_dir_base, remedy))
         path, trained = self._trained(checkpoint_path)
-        if self._prepare is not None:
-            features = self._prepare(features)
-        given = features if isinstance(features, dict) else {"features": features}
-        for name, value in given.items():
+        served = self._served(features)
+        for name, value in served.arrays.items():
             if np.asarray(value).dtype.kind not in "biufc" or not np.ndim(value):
                 raise InvalidArgumentError(
                     f"Estimator.export: feature {name!r} is {value!r:.80}; expected an array of numbers "
@@ -308,11 +308,17 @@ class Estimator:
         forward = Forward(self._model, ModeKeys.PREDICT, self.config.tf_random_seed)
         forward.load(self._values(trained), path)
         inputs, outputs, values = forward.open(
-            {name: np.asarray(value) for name, value in given.items()}, single=not isinstance(features, dict)
+            {name: np.asarray(value) for name, value in served.arrays.items()}, served.given_of
         )
         folder = base.expanduser() / str(trained.step)
-        write_export(folder, inputs, outputs, values, trained.step)
+        write_export(folder, inputs, outputs, values, trained.step, served.columns)
         return str(folder)
+
+    def _served(self, features: Any) -> Served:
+        """Return the inputs of an export, of features of one batch."""
+        if isinstance(features, dict):
+            return Served(features, lambda inputs: inputs)
+        return Served({"features": features}, lambda inputs: inputs["features"])
 
     def latest_checkpoint(self) -> str | None:
         """Return the path of the newest checkpoint; None if there is none."""

@@ -17,7 +17,8 @@ import json
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from nbdist.errors import (
     StorageError,
     choices,
 )
+from nbdist.estimator.columns import ExportInput, FeatureColumn, column_data, column_of
 from nbdist.estimator.spec import check_folder_name
 from nbdist.graph.backend import Array
 from nbdist.graph.compile.program import compile_program
@@ -48,6 +50,21 @@ from nbdist.numbers import is_whole
 if TYPE_CHECKING:
     from nbdist.estimator.estimator import Estimator
 
+
+@dataclass(frozen=True)
+class Served:
+    """What an export takes.
+
+    - ``arrays``: its inputs of one batch, by name
+    - ``given_of``: returns what the model function takes, of the inputs' tensors
+    - ``columns``: the feature columns of inputs, by name
+    """
+
+    arrays: Mapping[str, Any]
+    given_of: Callable[[dict[str, Tensor]], Any]
+    columns: Mapping[str, ExportInput] = field(default_factory=dict)
+
+
 MODEL, SIGNATURE, GRAPH = "model.safetensors", "signature.json", "graph"
 MOST_PROGRAMS = 16
 
@@ -58,6 +75,7 @@ def write_export(
     outputs: Mapping[str, Tensor],
     values: Mapping[Variable, Array],
     step: int,
+    columns: Mapping[str, ExportInput],
 ) -> None:
     """Write a model to a new folder, which appears whole or not at all.
 
@@ -65,6 +83,7 @@ def write_export(
     - ``outputs``: tensors by name
     - ``values``: the values of the variables
     - ``step``: the global step, for the signature
+    - ``columns``: the feature columns of inputs, by name
 
     Raises InvalidArgumentError if the folder exists, StorageError if it cannot be written.
     """
@@ -78,15 +97,19 @@ def write_export(
     arrays.update({f"constants/{n}": array for n, array in enumerate(constants)})
     signature = {
         "step": step,
-        "inputs": {name: _described(t, numbers[t]) for name, t in inputs.items()},
+        "inputs": {
+            name: _described(t, numbers[t]) | ({"takes": columns[name].takes} if name in columns else {})
+            for name, t in inputs.items()
+        },
         "outputs": {name: _described(t, numbers[t]) for name, t in outputs.items()},
+        "columns": {name: column_data(one.source) for name, one in columns.items() if one.source is not None},
     }
     draft = folder.with_name(f".{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir(parents=True, mode=0o700)
         write_tensors(draft / MODEL, arrays, {GRAPH: json.dumps(meta, default=_of_bytes)})
-        (draft / SIGNATURE).write_text(json.dumps(signature, indent=2) + "\n")
+        (draft / SIGNATURE).write_text(json.dumps(signature, indent=2, default=_plain) + "\n")
         draft.rename(folder)
     except OSError as error:
         raise StorageError(
@@ -94,6 +117,11 @@ def write_export(
         ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _plain(value: Any) -> Any:
+    """Return a feature column, or a number of NumPy, as JSON."""
+    return column_data(value) if isinstance(value, FeatureColumn) else value.item()
 
 
 def _of_bytes(value: bytes) -> dict[str, str]:
@@ -132,6 +160,9 @@ class ExportedModel:
             self.signature: dict[str, Any] = json.loads(open_folder(path).read_text(SIGNATURE))
             """The names, dtypes and shapes of ``inputs`` and ``outputs``, and the global ``step``."""
             inputs, outputs = self.signature["inputs"], self.signature["outputs"]
+            self._columns: dict[str, FeatureColumn] = {
+                name: column_of(data) for name, data in self.signature.get("columns", {}).items()
+            }
             indices = [int(one["tensor"]) for one in [*inputs.values(), *outputs.values()]]
         except NotAllowedError:
             raise
@@ -160,23 +191,49 @@ class ExportedModel:
     def __call__(self, features: Any) -> dict[str, Array]:
         """Return the predictions for a batch.
 
-        - ``features``: a dict of arrays by name, or one array if the model has one input
+        - ``features``: a dict of arrays by name, or one array if the model has one input. A model of feature
+          columns takes raw features: see :meth:`Estimator.export`
 
         Raises InvalidArgumentError for missing names, other dtypes and shapes.
         """
-        given = features if isinstance(features, Mapping) else {next(iter(self._inputs)): features}
-        arrays = []
+        arrays = self.inputs_of(features)
+        shapes = tuple(array.shape for array in arrays.values())
+        if shapes not in self._programs:
+            if len(self._programs) >= MOST_PROGRAMS:
+                del self._programs[next(iter(self._programs))]
+            self._programs[shapes] = compile_program(
+                list(self._outputs.values()), feeds=list(self._inputs.values()), shapes=list(shapes),
+                values=self._values,
+            )  # fmt: skip
+        found = self._programs[shapes](*arrays.values())
+        return {name: np.array(value) for name, value in zip(self._outputs, found, strict=True)}
+
+    def inputs_of(self, features: Any) -> dict[str, Array]:
+        """Return the arrays that the graph takes for a batch, by input, such as those of an ONNX file.
+
+        - ``features``: as for a call
+
+        Raises InvalidArgumentError as a call.
+        """
+        given = dict(features) if isinstance(features, Mapping) else {next(iter(self._inputs)): features}
+        for name, column in self._columns.items():
+            if name not in given or name == column.name:
+                given[name] = column.transform(given)
+        arrays = {}
         for name, wanted in self._inputs.items():
             if name not in given:
                 raise InvalidArgumentError(
-                    f"the model takes {name!r}, and the features have {', '.join(map(repr, given))}"
+                    f"the model takes {self._called(name)}, and the features have "
+                    f"{', '.join(map(repr, given))}"
                 )
             try:
                 array = np.asarray(given[name])
             except ValueError as error:
                 raise InvalidArgumentError(f"input {name!r} is not an array: {error}") from None
             if not np.can_cast(array.dtype, wanted.dtype, "same_kind"):
-                raise InvalidArgumentError(f"input {name!r} is {wanted.dtype}, and {array.dtype} was given")
+                raise InvalidArgumentError(
+                    f"input {self._called(name)} is {wanted.dtype}, and {array.dtype} was given"
+                )
             fits = array.ndim == wanted.ndim and all(
                 n in (None, m) for n, m in zip(wanted.shape, array.shape, strict=True)
             )
@@ -185,17 +242,12 @@ class ExportedModel:
                     f"input {name!r} has the shape {wanted.shape}, where None is any size, and {array.shape} "
                     "was given"
                 )
-            arrays.append(array.astype(wanted.dtype, copy=False))
-        shapes = tuple(array.shape for array in arrays)
-        if shapes not in self._programs:
-            if len(self._programs) >= MOST_PROGRAMS:
-                del self._programs[next(iter(self._programs))]
-            self._programs[shapes] = compile_program(
-                list(self._outputs.values()), feeds=list(self._inputs.values()), shapes=list(shapes),
-                values=self._values,
-            )  # fmt: skip
-        found = self._programs[shapes](*arrays)
-        return {name: np.array(value) for name, value in zip(self._outputs, found, strict=True)}
+            arrays[name] = array.astype(wanted.dtype, copy=False)
+        return arrays
+
+    def _called(self, name: str) -> str:
+        takes = self.signature["inputs"][name].get("takes")
+        return f"{name!r} ({takes})" if takes else repr(name)
 
     def to_onnx(self, path: str | os.PathLike[str]) -> Path:
         """Write the model as an ONNX file, with the names of its inputs and outputs; return the path.

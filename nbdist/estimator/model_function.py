@@ -222,11 +222,12 @@ class Forward:
         self._take_values()
 
     def open(
-        self, features: Mapping[str, Array], *, single: bool
+        self, features: Mapping[str, Array], given_of: Callable[[dict[str, Tensor]], Any]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[Variable, Array]]:
         """Return inputs and predictions by name, for any number of examples, and the values of variables.
 
-        - ``features``: one batch by name; ``single``: the function takes its only array as such
+        - ``features``: the inputs of one batch by name
+        - ``given_of``: returns what the function takes, of the inputs
         """
         with self._graph.as_default():
             get_or_create_global_step()
@@ -235,9 +236,10 @@ class Forward:
                     name: placeholder(array.dtype, (None, *array.shape[1:]), name=name)
                     for name, array in features.items()
                 }
-                given = next(iter(inputs.values())) if single else inputs
                 try:
-                    found = record(self._model, self._store, given, None, self._mode).spec.predictions
+                    found = record(
+                        self._model, self._store, given_of(inputs), None, self._mode
+                    ).spec.predictions
                 except (TypeError, InvalidArgumentError) as error:
                     error.add_note(
                         f"({self._model.name} is exported for batches of any size: it must not use the first "

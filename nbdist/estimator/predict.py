@@ -1,7 +1,8 @@
 """``python -m nbdist.estimator.predict FOLDER``: predictions of an exported model, line by line.
 
 Reads lines of JSON, each the features of one example ({"x": [1, 2]}, or [1, 2] where the model has one
-input), and writes a line of JSON with the predictions of each. ``--signature`` prints what the model takes.
+input; raw features where it has feature columns), and writes a line of JSON with the predictions of each.
+``--signature`` prints what the model takes.
 """
 
 from __future__ import annotations
@@ -70,13 +71,19 @@ def _lines(model: ExportedModel, examples: list[dict[str, Array]], first: int) -
 
 
 def _example(model: ExportedModel, line: str, number: int) -> dict[str, Array]:
-    inputs = model.signature["inputs"]
+    inputs, columns = model.signature["inputs"], model.signature.get("columns")
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"line {number} is not JSON: {error}") from error
     if not isinstance(found, dict):
         found = {next(iter(inputs)): found} if len(inputs) == 1 else {}
+    if columns:
+        try:
+            arrays = model.inputs_of({name: [value] for name, value in found.items()})
+        except (InvalidArgumentError, ValueError) as error:
+            raise InvalidArgumentError(f"line {number}: {error}") from error
+        return {name: array[0] for name, array in arrays.items()}
     missing = [name for name in inputs if name not in found]
     if missing:
         raise InvalidArgumentError(

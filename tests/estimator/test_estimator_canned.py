@@ -187,3 +187,21 @@ def test_columns_that_do_not_fit(make: Any, message: str) -> None:
 def test_labels_that_are_no_class(tmp_path: Path, labels: Any, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         LinearClassifier([age], tmp_path, config=QUIET).train(data(labels))
+
+
+def test_a_feature_with_columns_of_several_kinds() -> None:
+    number, ids = numeric_column("x"), categorical_column_with_vocabulary_list("x", [3, 5])
+    hashed = categorical_column_with_hash_bucket("x", 10)
+    columns = [number, indicator_column(hashed), embedding_column(ids, 2)]
+    found = columns_of.transform_features(columns)({"x": np.array([5, 3])})
+    with nb.Graph().as_default():
+        tensors = {name: nb.constant(value) for name, value in found.items()}
+        kinds = [columns_of.transformed_of(tensors, one) for one in (number, ids, hashed)]
+        with nb.Session() as session:
+            values = session.run(kinds)
+    assert values[0].ravel().tolist() == [5, 3]
+    assert values[1].ravel().tolist() == [1, 0]
+    np.testing.assert_array_equal(values[2], hashed.transform({"x": np.array([5, 3])}))
+    other = indicator_column(categorical_column_with_hash_bucket("x", 11))
+    with pytest.raises(InvalidArgumentError, match="two columns that differ take the feature 'x'"):
+        columns_of.transform_features([embedding_column(hashed, 2), other])

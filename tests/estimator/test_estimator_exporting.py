@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -28,9 +29,11 @@ from nbdist.estimator import (
     EvalSpec,
     ExportedModel,
     LatestExporter,
+    LinearClassifier,
     RunConfig,
     TrainSpec,
     categorical_column_with_hash_bucket,
+    categorical_column_with_vocabulary_list,
     indicator_column,
     model_to_estimator,
     numeric_column,
@@ -156,10 +159,90 @@ def test_an_export_of_feature_columns(tmp_path: Path) -> None:
     rows = lambda: nb.data.Dataset.from_arrays(features, Y).batch(20)
     estimator.train(rows)
     predict = ExportedModel(estimator.export(tmp_path / "e", {name: a[:1] for name, a in features.items()}))
-    assert set(predict.signature["inputs"]) == {"x", "town"}
+    assert set(predict.signature["inputs"]) == {"x", "town_ids"}
     ids = nb.estimator.transform_features([town])(features)["town"]
     expected = [one["class_ids"] for one in estimator.predict(rows)]
-    assert predict({"x": X, "town": ids})["class_ids"].tolist() == expected
+    assert predict({"x": X, "town_ids": ids})["class_ids"].tolist() == expected
+    assert predict(features)["class_ids"].tolist() == expected
+
+
+def test_an_export_takes_raw_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    e = nb.estimator
+    age = e.numeric_column("age", default_value=45, normalizer_fn=lambda x: np.log(x) / 10)
+    years = e.bucketized_column(e.numeric_column("age", default_value=np.float32(3)), [20, 41])
+    town = categorical_column_with_vocabulary_list("town", [b"Ulm", "Wien"], num_oov_buckets=2)
+    kind = categorical_column_with_hash_bucket("town_ids", 5)  # a feature with the name of an input
+    crossed = indicator_column(e.crossed_column([years, "town", town], 30))
+    hashed = nb.estimator.embedding_column(categorical_column_with_hash_bucket("town", 7), 2)
+    columns = [age, years, indicator_column(town), indicator_column(kind), hashed, crossed]
+    features = {
+        "age": np.array([np.nan, 18, 30.5, 70] * 15),
+        "town": np.array(["Ulm", "Wien", "Bern", "Graz", ""] * 12),
+        "town_ids": np.arange(60) % 7,
+    }
+    rows = lambda: nb.data.Dataset.from_arrays(features, Y).batch(20)
+    estimator = DNNClassifier([4], columns, tmp_path / "m", n_classes=3, config=QUIET).train(rows)
+    folder = estimator.export(tmp_path / "e", features)
+    predict = ExportedModel(folder)
+    assert list(predict.signature["inputs"]) == [
+        "age",
+        "age_bucketized_ids",
+        "town_ids_",
+        "town_ids_ids",
+        "town_ids__",
+        "age_bucketized_X_town_X_town_ids",
+    ]
+    expected = np.array([one["probabilities"] for one in estimator.predict(rows)])
+    np.testing.assert_allclose(predict(features)["probabilities"], expected, rtol=1e-5)
+    np.testing.assert_allclose(predict(predict.inputs_of(features))["probabilities"], expected, rtol=1e-5)
+    lines = [json.dumps({name: a[i].item() for name, a in features.items()}) for i in range(6)]
+    output = io.StringIO()
+    assert main([folder], io.StringIO("\n".join(lines)), output) == 0
+    found = [json.loads(line)["probabilities"] for line in output.getvalue().splitlines()]
+    np.testing.assert_allclose(found, expected[:6], rtol=1e-5)
+    assert main([folder], io.StringIO('{"age": "old", "town": "Ulm"}'), output) == 2
+    assert "line 1: numeric_column 'age' takes numbers" in capsys.readouterr().err
+    with pytest.raises(InvalidArgumentError, match="the features have no 'town'; choose from age"):
+        predict({"age": features["age"]})
+
+
+def test_a_normalizer_that_does_not_record(tmp_path: Path) -> None:
+    def root(x: Any) -> Any:
+        return np.vectorize(math.sqrt)(x)
+
+    age = numeric_column("age", normalizer_fn=root)
+    columns = [age, nb.estimator.bucketized_column(age, [3, 5])]
+    features = {"age": np.arange(60.0)}
+    rows = lambda: nb.data.Dataset.from_arrays(features, Y == 1).batch(20)
+    estimator = LinearClassifier(columns, tmp_path / "m", config=QUIET).train(rows)
+    predict = ExportedModel(estimator.export(tmp_path / "e", features))
+    with pytest.raises(
+        InvalidArgumentError, match=r"takes 'age_normalized' \(what the normalizer_fn of .*'age'"
+    ):
+        predict(features)
+    made = nb.estimator.transform_features(columns)(features)
+    given = {"age_normalized": made["age"], "age_bucketized_ids": made["age_bucketized"]}
+    expected = np.array([one["logistic"] for one in estimator.predict(rows)])
+    np.testing.assert_allclose(predict(given)["logistic"], expected, rtol=1e-5)
+    del given["age_bucketized_ids"]
+    with pytest.raises(InvalidArgumentError, match=r"'age_bucketized_ids' \(.*whose normalizer_fn is not in"):
+        predict(given)
+
+
+def test_damaged_columns(tmp_path: Path) -> None:
+    rows = lambda: nb.data.Dataset.from_arrays({"x": X}, Y == 1).batch(20)
+    estimator = LinearClassifier([numeric_column("x", 4)], tmp_path / "m", config=QUIET).train(rows)
+    folder = Path(estimator.export(tmp_path / "e", {"x": X}))
+    text = (folder / "signature.json").read_text()
+    for old, new in [
+        ('"NumericColumn"', '"Other"'),
+        ('"key"', '"clef"'),
+        ('"columns": {', '"columns": [], "b": {'),
+    ]:
+        assert old in text
+        (folder / "signature.json").write_text(text.replace(old, new))
+        with pytest.raises(DataLossError, match=r"signature\.json is damaged"):
+            ExportedModel(folder)
 
 
 def test_evaluations_on_the_way(tmp_path: Path) -> None:

@@ -130,11 +130,12 @@ def test_all_layers_are_in_a_model_here() -> None:
 def test_an_estimator_of_columns(tmp_path: Path) -> None:
     e = nb.estimator
     town = e.categorical_column_with_vocabulary_list("town", ["Ulm", "Graz"])
-    age = e.numeric_column("age")
-    features = {"age": np.arange(20.0), "town": np.array(["Ulm", "Graz"] * 10)}
+    age = e.numeric_column("age", default_value=3, normalizer_fn=lambda x: np.log1p(x) / 2)
+    years = e.numeric_column("age")
+    features = {"age": np.array([np.nan, *range(19)]), "town": np.array(["Ulm", "Graz"] * 10)}
     estimator = e.DNNLinearCombinedClassifier(
         tmp_path / "m",
-        linear_feature_columns=[e.crossed_column([e.bucketized_column(age, [5, 9]), "town"], 20)],
+        linear_feature_columns=[e.crossed_column([e.bucketized_column(years, [5, 9]), "town"], 20)],
         dnn_feature_columns=[age, e.embedding_column(town, 2), e.indicator_column(town)],
         dnn_hidden_units=[4],
         dnn_dropout=0.1,
@@ -145,7 +146,7 @@ def test_an_estimator_of_columns(tmp_path: Path) -> None:
     estimator.train(lambda: data, max_steps=2)
     model = e.ExportedModel(estimator.export(tmp_path / "e", features))
     path = model.to_onnx(tmp_path / "m.onnx")
-    given = {name: estimator._prepare(features)[name] for name in model.signature["inputs"]}
+    given = model.inputs_of(features)
     found = run(path, **given)
     expected = model(given)
     assert len(found) == len(expected) == 4
