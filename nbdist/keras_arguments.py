@@ -11,12 +11,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from nbdist.errors import InvalidArgumentError, choices
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 _X = "the examples are the first argument, the labels the second"
 _VERBOSE = (
@@ -63,6 +64,36 @@ _ANY_LAYER = {
     "synchronized": "each replica normalises its share of a batch; LayerNorm does not depend on the share",
 }
 
+_CLIPPED = (
+    "gradients are not clipped: write a loop with strategy.run that clips them, or train a model of Keras "
+    "with nb.frameworks.keras.wrap"
+)
+_AVERAGED = "average the weights in a callback: on_epoch_end, model.get_weights"
+ATTRIBUTES: dict[str, str] = {
+    **{name: what for name, what in _ANY_LAYER.items() if name.endswith(("_regularizer", "_constraint"))},
+    "clipnorm": _CLIPPED,
+    "clipvalue": _CLIPPED,
+    "global_clipnorm": _CLIPPED,
+    "use_ema": _AVERAGED,
+    "weight_decay": "give AdamW(weight_decay=...)",
+    "stop_training": "a callback sets its own: self.stop_training = True",
+    "run_eagerly": _COMPILED,
+    "jit_compile": _COMPILED,
+}
+"""What to do instead of an attribute of Keras that is set on a layer, a model or an optimizer."""
+
+_RULE = {
+    "lr": "it is called learning_rate",
+    "decay": "give the callback LearningRateScheduler",
+    "betas": "they are called beta_1 and beta_2",
+    "eps": "it is called epsilon",
+    **{name: ATTRIBUTES[name] for name in ("clipnorm", "clipvalue", "global_clipnorm", "weight_decay")},
+    **dict.fromkeys(("use_ema", "ema_momentum", "ema_overwrite_frequency"), _AVERAGED),
+    "loss_scale_factor": "give the optimizer as nb.optim.LossScaleOptimizer",
+    "gradient_accumulation_steps": "give larger batches",
+    "name": "optimizers have no names",
+}
+
 INSTEAD: dict[str, dict[str, str]] = {
     "fit": {
         "x": _X,
@@ -106,26 +137,9 @@ INSTEAD: dict[str, dict[str, str]] = {
         "restore_best_weights": "keep them in a callback: weights = self.model.get_weights() in on_epoch_end",
         "start_from_epoch": "add the epochs to patience",
     },
+    **dict.fromkeys(("SGD", "Adam", "AdamW", "RMSprop", "Adagrad"), _RULE),
 }
 """What to do instead of an argument of Keras, by function or class; layers have a common table."""
-
-
-_CLIPPED = (
-    "gradients are not clipped: write a loop with strategy.run that clips them, or train a model of Keras "
-    "with nb.frameworks.keras.wrap"
-)
-ATTRIBUTES: dict[str, str] = {
-    **{name: what for name, what in _ANY_LAYER.items() if name.endswith(("_regularizer", "_constraint"))},
-    "clipnorm": _CLIPPED,
-    "clipvalue": _CLIPPED,
-    "global_clipnorm": _CLIPPED,
-    "use_ema": "average the weights in a callback: on_epoch_end, model.get_weights",
-    "weight_decay": "give AdamW(weight_decay=...)",
-    "stop_training": "a callback sets its own: self.stop_training = True",
-    "run_eagerly": _COMPILED,
-    "jit_compile": _COMPILED,
-}
-"""What to do instead of an attribute of Keras that is set on a layer, a model or an optimizer."""
 
 
 class KerasAttributes:
@@ -156,6 +170,13 @@ class KerasAttributes:
             ):
                 raise InvalidArgumentError(f"{kind.__name__} has no {name}: {ATTRIBUTES[name]}")
             super().__setattr__(name, value)
+
+
+def keras_class(kind: type[T]) -> type[T]:
+    """Have a class whose ``__init__`` is generated refuse arguments, as :func:`keras_arguments` does."""
+    made: Any = kind
+    made.__init__ = keras_arguments(kind.__name__)(made.__init__)
+    return kind
 
 
 def keras_arguments(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -11,7 +11,7 @@ import pytest
 from nbdist import nn, optim
 from nbdist.errors import InvalidArgumentError
 from nbdist.keras_arguments import ATTRIBUTES, INSTEAD
-from nbdist.train import EarlyStopping
+from nbdist.train import EarlyStopping, callbacks
 
 X, Y = np.ones((4, 3), np.float32), np.zeros(4, int)
 
@@ -55,10 +55,14 @@ def test_names_that_are_misspelt_and_values_by_position() -> None:
         (lambda: nn.Dropout(0.5, seed=1), "Dropout has no seed: give the model a seed"),  # type: ignore[call-arg]
         (lambda: nn.BatchNorm(axis=1), "BatchNorm has no axis: the last axis is normalised"),  # type: ignore[call-arg]
         (lambda: nn.Embedding(5, 2, mask_zero=True), "Embedding has no mask_zero: .* no masks"),  # type: ignore[call-arg]
+        (lambda: optim.Adam(lr=0.1), "Adam has no lr: it is called learning_rate"),  # type: ignore[call-arg]
+        (lambda: optim.AdamW(betas=(0, 0)), "AdamW has no betas: they are called beta_1 and beta_2"),  # type: ignore[call-arg]
+        (lambda: optim.SGD(clipnorm=1), "SGD has no clipnorm: gradients are not clipped"),  # type: ignore[call-arg]
+        (lambda: optim.RMSprop(moment=0), "RMSprop has no moment: .*did you mean momentum"),  # type: ignore[call-arg]
         (lambda: EarlyStopping(restore_best_weights=True), "restore_best_weights: keep them in a callback"),  # type: ignore[call-arg]
     ],
 )
-def test_layers_and_callbacks(make: Any, words: str) -> None:
+def test_layers_optimizers_and_callbacks(make: Any, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
         make()
 
@@ -87,11 +91,8 @@ def test_attributes_of_keras_are_refused_where_they_have_no_effect(name: str) ->
 def test_all_arguments_of_keras_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     keras = pytest.importorskip("keras")
-    for kind, own in ((keras.Model, nn.Model), (keras.callbacks.EarlyStopping, EarlyStopping)):
-        for name in INSTEAD:
-            if (kind is keras.Model) is not name.islower():
-                continue
-            method = name if name.islower() else "__init__"
-            theirs = inspect.signature(getattr(kind, method)).parameters
-            ours = inspect.signature(getattr(own, method)).parameters
-            assert set(theirs) - {"self", "kwargs"} <= {*ours, *INSTEAD[name]}, name
+    homes = [(keras.Model, nn.Model), (keras.callbacks, callbacks), (keras.optimizers, optim)]
+    for name in INSTEAD:
+        theirs, ours = next((getattr(a, name), getattr(b, name)) for a, b in homes if hasattr(a, name))
+        known = {*inspect.signature(ours).parameters, *INSTEAD[name]}
+        assert set(inspect.signature(theirs).parameters) - {"self", "kwargs"} <= known, name

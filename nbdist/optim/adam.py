@@ -11,6 +11,7 @@ import numpy as np
 
 from nbdist.graph.backend import backend_of
 from nbdist.graph.kernel import COMPUTE_IN_W, INTEGERS, define_kernel
+from nbdist.keras_arguments import keras_class
 from nbdist.optim.base import Array, Optimizer, blocks, scratch
 
 SETTINGS = (
@@ -45,6 +46,7 @@ ADAM_RATE = define_kernel(
 )
 
 
+@keras_class
 @dataclass
 class Adam(Optimizer):
     """Adam (Kingma and Ba 2015), with the AMSGrad correction if asked (Reddi et al. 2018).
@@ -119,6 +121,7 @@ class Adam(Optimizer):
         return self.epsilon * (1 - self.beta_2**step) ** 0.5 if self.bias_corrected_epsilon else self.epsilon
 
 
+@keras_class
 @dataclass
 class AdamW(Adam):
     """Adam with weights that decay by themselves: ``p -= learning_rate * weight_decay * p`` before each step.

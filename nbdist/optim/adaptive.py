@@ -11,6 +11,7 @@ import numpy as np
 
 from nbdist.graph.backend import backend_of
 from nbdist.graph.kernel import COMPUTE_IN_W, Kernel, define_kernel
+from nbdist.keras_arguments import keras_class
 from nbdist.optim.base import Array, Optimizer, blocks, scratch
 from nbdist.optim.sgd import factors
 
@@ -48,6 +49,7 @@ ADAGRAD = define_kernel(
 )
 
 
+@keras_class
 @dataclass
 class RMSprop(Optimizer):
     """Gradients divided by the root of a moving mean of their squares (Tieleman, Hinton 2012), as Keras does.
@@ -116,6 +118,7 @@ class RMSprop(Optimizer):
         return np.divide(g, work, out=work)
 
 
+@keras_class
 @dataclass
 class Adagrad(Optimizer):
     """Gradients divided by the root of the sum of all their squares so far (Duchi et al. 2011), as in Keras.

@@ -11,6 +11,7 @@ import numpy as np
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.backend import backend_of
 from nbdist.graph.kernel import COMPUTE_IN_W, define_kernel
+from nbdist.keras_arguments import keras_class
 from nbdist.optim.base import Array, Optimizer, blocks, scratch
 
 SGD_KERNEL = define_kernel("sgd", "T g, float64 rate", "T p", COMPUTE_IN_W + "p = T(W(p) - W(g) * W(rate));")
@@ -33,6 +34,7 @@ SGD_NESTEROV = define_kernel(
 )
 
 
+@keras_class
 @dataclass
 class SGD(Optimizer):
     """Gradient descent: ``p -= learning_rate * g``, with momentum if asked (Sutskever et al. 2013).
