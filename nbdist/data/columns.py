@@ -149,16 +149,16 @@ def pairs(upstream: Blocks, label: str, run: Pass) -> Iterator[Block]:
             yield [pair(row, label) for row in rows]
 
 
-def pair(row: Mapping[str, Any], label: str) -> tuple[NDArray[Any], Any]:
-    """Return (x, y) of one row, or of whole columns."""
+def pair(row: Mapping[str, Any], label: str, without: str = "columns=[...]") -> tuple[NDArray[Any], Any]:
+    """Return (x, y) of one row, or of whole columns; ``without`` says how a column is left out."""
     if label not in row:
         raise InvalidArgumentError(f"label is {label!r}, and there is no such column; {choices(label, row)}")
     others = {name: np.asarray(values) for name, values in row.items() if name != label}
     for name, values in others.items():
         if values.dtype.kind not in "biuf":
             raise InvalidArgumentError(
-                f"label={label!r} makes an array of the other columns, and {name!r} is not of numbers: "
-                "choose columns=[...] without it, or encode it in map() without label="
+                f"label={label!r} makes an array of the other columns, and {name!r} is not of numbers: leave "
+                f"it out ({without}), or encode it in map() without label="
             )
     if not others:
         raise InvalidArgumentError(f"label is {label!r}, and there is no other column for x")

@@ -323,7 +323,9 @@ class Dataset:
         {'n': np.int64(2), 'kind': np.str_('b')}
         """
         columns = tables.frame_columns(frame)
-        return cls.from_arrays(columns) if label is None else cls.from_arrays(*tables.pair(columns, label))
+        if label is None:
+            return cls.from_arrays(columns)
+        return cls.from_arrays(*tables.pair(columns, label, "frame[[...]] has the columns that are named"))
 
     @classmethod
     def from_huggingface(cls, dataset: Any) -> Dataset:

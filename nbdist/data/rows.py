@@ -89,6 +89,22 @@ def read_only(leaf: Any, index: int) -> NDArray[Any]:
     if not hasattr(leaf, "dtype") and array.ndim == 1:
         array = exact(f"array {index}", leaf, array)
     if array.dtype == object:
-        raise InvalidArgumentError(f"array {index} holds Python objects; use from_generator for those")
+        raise _of_objects(f"array {index}", leaf, array)
     array.flags.writeable = False
     return array
+
+
+def _of_objects(what: str, leaf: Any, array: NDArray[Any]) -> InvalidArgumentError:
+    names = getattr(leaf, "column_names", None) or getattr(leaf, "columns", None)
+    if names is None:
+        kinds = ", ".join(sorted({type(one).__name__ for one in array.flat}))
+        return InvalidArgumentError(
+            f"{what} holds Python objects ({kinds:.200}): give numbers, or text as array.astype(str); "
+            "from_generator yields other objects"
+        )
+    odd = [name for name in names if np.asarray(leaf[name]).dtype.kind not in "biuf"] or names
+    shown = ", ".join(f"{name!r} ({getattr(leaf[name], 'dtype', 'objects')})" for name in odd)
+    return InvalidArgumentError(
+        f"{what} is a frame, of whose columns {shown:.300} NumPy makes Python objects: encode text and dates "
+        "as numbers, convert others (frame.astype('float32') of pandas), or leave them out (frame[[...]])"
+    )

@@ -11,6 +11,7 @@ import numpy as np
 
 from nbdist.data import Dataset
 from nbdist.data.adapter import batches_of, batches_of_rows
+from nbdist.data.rows import read_only
 from nbdist.data.structure import leaves_of
 from nbdist.errors import InvalidArgumentError
 from nbdist.graph.op import show
@@ -77,7 +78,7 @@ def one_pass(dataset: Dataset) -> float:
 
 def _pair(data: Any) -> tuple[Any, ...] | None:
     if isinstance(data, (tuple, list)) and len(data) == 2:
-        return np.asarray(data[0]), np.asarray(data[1])
+        return read_only(data[0], 0), read_only(data[1], 1)
     return None
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from nbdist import optim
 from nbdist.data import Dataset
+from nbdist.data.rows import read_only
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.graph.backend import all_to_host, backend_of, to_device
 from nbdist.graph.compile.program import Program
@@ -305,7 +306,8 @@ class Model(KerasAttributes):
                 "predict takes an array of examples (rows, ...), not a Dataset: predict each of its batches, "
                 "np.concatenate([model.predict(x) for x in dataset])"
             )
-        x = np.asarray(x)
+        with batches.named_in_errors("predict"):
+            x = read_only(x, 0)
         batches.require_number_dtypes("predict", [x.dtype])
         if self._network is None:
             self.build(x.shape[1:])

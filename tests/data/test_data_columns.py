@@ -106,12 +106,37 @@ def test_a_label_makes_pairs_for_fit(tmp_path: Path) -> None:
         model = nb.nn.Sequential([nb.nn.Dense(1)])
         model.compile(nb.optim.SGD(0.1), "mse")
         assert len(model.fit(dataset.batch(2), epochs=1).history["loss"]) == 1
-    with pytest.raises(InvalidArgumentError, match=r"'name' is not of numbers: choose columns"):
+    with pytest.raises(InvalidArgumentError, match=r"'name' is not of numbers: leave it out \(columns"):
         list(Dataset.csv(tmp_path / "a.csv", label="y"))
+    named = pandas.DataFrame({"name": ["a"], "y": [1]})
+    with pytest.raises(InvalidArgumentError, match=r"'name' is not of numbers: leave it out \(frame\[\["):
+        Dataset.from_frame(named, label="y")
     with pytest.raises(InvalidArgumentError, match="label is 'z', and there is no such column"):
         list(Dataset.csv(tmp_path / "a.csv", label="z"))
     with pytest.raises(InvalidArgumentError, match=r"fit: .* are dicts \('a', 'name'.*label='NAME'"):
         model.fit(Dataset.csv(tmp_path / "a.csv").batch(2))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (pandas.DataFrame({"a": [1.0], "b": ["x"]}), r"columns 'b' \(.*encode text and dates as numbers"),
+        (pandas.DataFrame({"a": [1, 2], "b": pandas.array([1, None], "Int64")}), r"'b' \(Int64\)"),
+        (pandas.DataFrame({"a": [1.5], "b": [1]}).convert_dtypes(), r"'a' \(Float64\), 'b' \(Int64\) NumPy"),
+        (pandas.Series(["x", None]), r"objects \(.*str\): give numbers, or text as array.astype\(str\)"),
+        (pyarrow.table({"a": [1.0], "b": ["x"]}), r"array 0 is a frame, of whose columns 'b'"),
+        (polars.DataFrame({"a": [1.0], "b": ["x"]}), r"array 0 is a frame, of whose columns 'b' \(String\)"),
+    ],
+    ids=["text", "nullable", "nullable kinds", "a series", "arrow", "polars"],
+)
+def test_arrays_of_objects(given: Any, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        Dataset.from_arrays(given, np.zeros(len(given)))
+    model = nb.nn.Sequential([nb.nn.Dense(1)])
+    model.compile("sgd", "mse")
+    for method in (model.fit, model.evaluate, lambda x, _: model.predict(x)):
+        with pytest.raises(InvalidArgumentError, match=message):
+            method(given, np.zeros(len(given)))
 
 
 def test_frames_that_are_none() -> None:
