@@ -435,7 +435,13 @@ class Model(KerasAttributes):
         return model
 
     def save(self, path: Any) -> Any:
-        """Write the model to a safetensors file at ``path``; :func:`nbdist.nn.load` reads it."""
+        """Write the model to a safetensors file; :func:`nbdist.nn.load` reads it. Return the path.
+
+        - ``path``: a local file, such as "model.safetensors"
+
+        Raises InvalidArgumentError for a name that ends as files of other formats do (".h5", ".keras",
+        ".pt"); what writes ".onnx" is :meth:`to_onnx`.
+        """
         return saving.save(self, path)
 
     def to_onnx(self, path: Any) -> Any:

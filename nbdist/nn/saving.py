@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.checkpoint.tensor_file import TensorFile, write_tensors
 from nbdist.draft import draft_of
-from nbdist.errors import FailedPreconditionError, NotFoundError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from nbdist.graph.backend import Array
 
 if TYPE_CHECKING:
     from nbdist.nn.model import Model
+
+OTHERS = (".h5", ".hdf5", ".keras", ".onnx", ".pb", ".pkl", ".pt", ".pth", ".tflite")
+"""Endings of files that other programs read, in formats of their own."""
 
 
 def save(model: Model, path: str | Path, weights: Sequence[Array] | None = None) -> Path:
@@ -21,12 +24,18 @@ def save(model: Model, path: str | Path, weights: Sequence[Array] | None = None)
 
     ``weights`` replace the model's own in the file, in the same order. Raises FailedPreconditionError for a
     model without weights, NotFoundError if the folder does not exist, InvalidArgumentError for a path that is
-    no file, StorageError if it cannot be written, for instance on a full disk.
+    no file, or ends as files of other formats do, StorageError if it cannot be written, for instance on a
+    full disk.
     """
     weights = model.weights if weights is None else weights
     if not weights:
         raise FailedPreconditionError("the model has no weights yet: fit it, or call build(input_shape)")
     given, path = path, Path(path)
+    if path.suffix.lower() in OTHERS:
+        raise InvalidArgumentError(
+            f"{path.name!r} would be a file of safetensors, which is all that save writes: call it "
+            f"{path.stem + '.safetensors'!r} (to_onnx writes .onnx, for other programs)"
+        )
     if not path.parent.is_dir():
         raise NotFoundError(
             f"there is no folder {str(path.parent)!r} to save {path.name!r} into; make it first"

@@ -269,6 +269,12 @@ def test_what_has_to_come_first() -> None:
         model.summary()
     with pytest.raises(FailedPreconditionError, match="no weights yet"):
         model.save("nowhere")
+    model.build((2,))
+    for name in ("m.h5", "m.keras", "m.PT", "m.onnx"):
+        with pytest.raises(
+            InvalidArgumentError, match=rf"'{name}' would be .* call it 'm\.safetensors' \(to_onnx"
+        ):
+            model.save(name)
     weightless = Sequential([Flatten()])
     weightless.compile("sgd", "mse")
     with pytest.raises(InvalidArgumentError, match="the model has no weights: there is nothing to train"):
