@@ -20,6 +20,15 @@ def rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def measured(value: float) -> str:
+    """Return a loss, a metric or a learning rate: four decimals, or three significant digits below 0.01.
+
+    >>> measured(0.75), measured(0.00046656), measured(0.0)
+    ('0.7500', '0.000467', '0.0000')
+    """
+    return f"{value:.3g}" if 0 < abs(value) < 0.01 else f"{value:.4f}"
+
+
 def cut_middle(text: str, limit: int) -> str:
     """Return a text with about ``limit`` characters of its beginning and its end.
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.keras_arguments import keras_arguments
+from nbdist.text import measured
 from nbdist.train.context import Context, current
 
 
@@ -221,8 +222,8 @@ class History:
         for name, value in logs.items():
             self.history.setdefault(name, []).append(value)
         if self._context is not None and not self._context.quiet:
-            measured = ", ".join(f"{name} {value:.4f}" for name, value in logs.items())
-            print(f"epoch {epoch + 1}: {measured}{self._of}")
+            values = ", ".join(f"{name} {measured(value)}" for name, value in logs.items())
+            print(f"epoch {epoch + 1}: {values}{self._of}")
 
     def _of_epoch(self) -> dict[str, float]:
         """Return loss and metrics of the epoch so far."""

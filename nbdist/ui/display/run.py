@@ -41,7 +41,7 @@ from nbdist.run.progress import (
 )
 from nbdist.run.run import Run
 from nbdist.run.task.reporting import Displayed
-from nbdist.text import clip, rate
+from nbdist.text import clip, measured, rate
 from nbdist.train.context import MOST_RATES
 from nbdist.ui.ansi import plain
 from nbdist.ui.frozen.render import text
@@ -467,7 +467,7 @@ def summary_of(run: Run) -> Summary:
         for name in ("dropped", "skipped"):  # only nonzero ones, and early, because a table shows few columns
             if any(getattr(replica, name) for replica in standing):
                 row[name] = getattr(standing[i], name)
-        row |= {of_last_epoch(name): round(value, 4) for name, value in run.last_epoch(i).items()}
+        row |= {of_last_epoch(name): float(measured(value)) for name, value in run.last_epoch(i).items()}
         if "staleness" in run.store.series and run.store.last(i, "staleness") is not None:
             row["mean staleness"] = round(float(run.store.trend(i, "staleness")[1].mean()), 2)
         rows.append(row)
