@@ -162,12 +162,9 @@ def out_of_memory(error: MemoryError, device: str, tensors: Iterable[SizedTensor
     if named := largest(tensors):
         parts.append(f"the largest variables: {named}")
     parts += getattr(error, "__notes__", [])
-    advice = f"{SMALLER}, or raise --gpu-memory (gpu_memory=)" if on_gpu and _is_limited() else SMALLER
+    limited = on_gpu and "CUPY_GPU_MEMORY_LIMIT" in os.environ
+    advice = f"{SMALLER}, or raise --gpu-memory (gpu_memory=)" if limited else SMALLER
     return "; ".join(parts) + f". {advice}"
-
-
-def _is_limited() -> bool:
-    return "CUPY_GPU_MEMORY_LIMIT" in os.environ
 
 
 def _gpu_usage(device: str) -> str:

@@ -66,7 +66,8 @@ def replica_device_setter(
     if not tasks:
         return None
     on_ps = PS_OPS if ps_ops is None else frozenset(ps_ops)
-    strategy = _in_turn(len(tasks)) if ps_strategy is None else ps_strategy
+    turns = itertools.cycle(range(len(tasks)))
+    strategy = (lambda op: next(turns)) if ps_strategy is None else ps_strategy
 
     def replica_device(op: Tensor) -> str:
         if op.device and not merge_devices:
@@ -156,11 +157,6 @@ def round_robin(variables: int, tasks: int) -> list[int]:
     if tasks < 1:
         raise InvalidArgumentError(f"variables need at least one task, got {tasks}")
     return [i % tasks for i in range(variables)]
-
-
-def _in_turn(num_tasks: int) -> Callable[[Tensor], int]:
-    turns = itertools.cycle(range(num_tasks))
-    return lambda op: next(turns)
 
 
 def _tasks_of(cluster: Any, job: str | None) -> list[int]:

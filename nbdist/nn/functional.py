@@ -201,10 +201,10 @@ def dropout(x: Tensor, rate: float, draw: Any, number: int = 0) -> Tensor:
     return result
 
 
-def checked_rate(rate: Any) -> float:
-    """Return the share of elements to drop: from 0 to below 1."""
+def checked_rate(rate: Any, what: str = "a dropout rate") -> float:
+    """Return a share, such as that of the elements to drop: from 0 to below 1."""
     if isinstance(rate, bool) or not isinstance(rate, (int, float, np.number)) or not 0 <= rate < 1:
-        raise InvalidArgumentError(f"a dropout rate is a number from 0 to below 1, got {rate!r}")
+        raise InvalidArgumentError(f"{what} is a number from 0 to below 1, got {rate!r}")
     return float(rate)
 
 

@@ -269,7 +269,7 @@ class Objective(Trainable):
         )
         self._has_known_range = losses.activation_of(network.predicted) is not None
         """Whether the last layer says which values predictions have; else the first batch does."""
-        self.draws = _reaches(network.draw, [self._loss])
+        self.draws = any(one is network.draw for one in value_order([self._loss]))
         self.to_check = math.inf
         """How many batches are still to be looked at closely: all of the first pass, for labels are data."""
 
@@ -546,8 +546,3 @@ class Objective(Trainable):
         predicted = self.network.predicted
         one_output = not self.loss.sparse and predicted.shape[-1] == 1 and y.ndim == predicted.ndim - 1
         losses.check_labels(self.loss, y[..., None] if one_output else y, predicted)
-
-
-def _reaches(wanted: Tensor, values: Sequence[Tensor]) -> bool:
-    """Whether any of ``values`` is computed from ``wanted``."""
-    return any(one is wanted for one in value_order(values))

@@ -8,7 +8,7 @@ A step is one op, or the ops of a chain, which run block by block.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nbdist.graph.compile.buffers import Slot, peak
@@ -43,23 +43,23 @@ def last_uses(steps: Sequence[Sequence[Tensor]], values: Values) -> dict[Tensor,
     Fetches and targets are read after the last step: fetches are returned then, and targets that no kernel
     can write (views, leaves) are copied then.
     """
-    last: dict[Tensor, int] = {}
-    for now, step in enumerate(steps):
-        for node in step:
-            for i in (*values.reads(node), node):
-                last[values.roots[i]] = now
+    last = {values.roots[one]: now for now, one in _uses(steps, values)}
     for t in values.wanted:
         last[values.roots[t]] = len(steps)
     return last
 
 
-def unneeded_after(steps: Sequence[Sequence[Tensor]], values: Values) -> dict[int, list[Tensor]]:
-    """Return, by step, the values that no later step reads."""
-    last: dict[Tensor, int] = {}
+def _uses(steps: Sequence[Sequence[Tensor]], values: Values) -> Iterator[tuple[int, Tensor]]:
+    """Yield each value that an op reads or makes, with its step."""
     for now, step in enumerate(steps):
         for node in step:
-            for i in (*values.reads(node), node):
-                last[i] = now
+            for one in (*values.reads(node), node):
+                yield now, one
+
+
+def unneeded_after(steps: Sequence[Sequence[Tensor]], values: Values) -> dict[int, list[Tensor]]:
+    """Return, by step, the values that no later step reads."""
+    last = {one: now for now, one in _uses(steps, values)}
     found: dict[int, list[Tensor]] = {}
     for node, now in last.items():
         if node not in values.wanted:
@@ -69,12 +69,8 @@ def unneeded_after(steps: Sequence[Sequence[Tensor]], values: Values) -> dict[in
 
 def settled_after(steps: Sequence[Sequence[Tensor]], values: Values) -> dict[int, list[Tensor]]:
     """Return, by step, the targets whose memory no later step writes or reads."""
-    last: dict[Tensor, int] = {}
-    for now, step in enumerate(steps):
-        for node in step:
-            for i in (*values.reads(node), node):
-                if values.roots[i] in values.targets:
-                    last[values.roots[i]] = now
+    roots = ((now, values.roots[one]) for now, one in _uses(steps, values))
+    last = {root: now for now, root in roots if root in values.targets}
     found: dict[int, list[Tensor]] = {}
     for target, now in last.items():
         found.setdefault(now, []).append(target)
@@ -112,16 +108,12 @@ def lay_out(steps: Sequence[Sequence[Tensor]], values: Values, chains: Mapping[T
             layout.registers[step[-1]] = registers
             scratch = registers.count * chain.block_bytes or None
         else:
-            scratch = _scratch_bytes(step[-1], values)
+            dtype = scratch_dtype(step[-1], values)
+            scratch = None if dtype is None else size_of(Spec(values.specs[step[-1]].shape, dtype))
         if scratch is not None:  # a kernel takes scratch memory for no elements, too
             layout.scratch[step[-1]] = len(layout.slots)
             layout.slots.append(Slot(scratch, now, now))
     return layout
-
-
-def _scratch_bytes(node: Tensor, values: Values) -> int | None:
-    dtype = scratch_dtype(node, values)
-    return None if dtype is None else size_of(Spec(values.specs[node].shape, dtype))
 
 
 class _Dying:

@@ -220,11 +220,7 @@ class _Partitioner:
         return Item(into, source.node, place, after=[send], edge=edge.number, rank=source.rank)
 
     def _controls(self, node: Tensor) -> list[Tensor]:
-        return [] if node in self.feeds else self._effects(node)
-
-    def _effects(self, node: Tensor) -> list[Tensor]:
-        """Return the ops that have to run before ``node``."""
-        return self._all_of(node.control_inputs)
+        return [] if node in self.feeds else self._all_of(node.control_inputs)
 
     def _all_of(self, ops: Iterable[Tensor]) -> list[Tensor]:
         """Return these ops, each once; a group is replaced by its members."""

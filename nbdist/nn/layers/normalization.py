@@ -10,7 +10,7 @@ from nbdist.errors import InvalidArgumentError
 from nbdist.graph.op import Shape, show
 from nbdist.graph.tensor import Tensor, symbolic
 from nbdist.keras_arguments import keras_arguments
-from nbdist.nn import initializers
+from nbdist.nn import functional, initializers
 from nbdist.nn.layers.base import Array, Layer, Training
 
 
@@ -64,8 +64,8 @@ class BatchNorm(_Norm):
     def __init__(
         self, momentum: float = 0.99, epsilon: float = 1e-3, center: bool = True, scale: bool = True
     ) -> None:
-        self.momentum = _fraction("BatchNorm: momentum", momentum)
-        self.epsilon = _fraction("BatchNorm: epsilon", epsilon)
+        self.momentum = functional.checked_rate(momentum, "BatchNorm: momentum")
+        self.epsilon = functional.checked_rate(epsilon, "BatchNorm: epsilon")
         self.center, self.scale = bool(center), bool(scale)
 
     @property
@@ -107,7 +107,7 @@ class LayerNorm(_Norm):
 
     @keras_arguments("LayerNorm")
     def __init__(self, epsilon: float = 1e-3, center: bool = True, scale: bool = True) -> None:
-        self.epsilon = _fraction("LayerNorm: epsilon", epsilon)
+        self.epsilon = functional.checked_rate(epsilon, "LayerNorm: epsilon")
         self.center, self.scale = bool(center), bool(scale)
 
     def call(self, x: Tensor, weights: dict[str, Tensor]) -> Tensor:
@@ -122,9 +122,3 @@ def _channels(layer: Layer, shape: Shape) -> int:
             f"{type(layer).__name__} needs a last axis of known size, got examples of shape {show(shape)}"
         )
     return shape[-1]
-
-
-def _fraction(what: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 <= value < 1:
-        raise InvalidArgumentError(f"{what} is a number from 0 to below 1, got {value!r}")
-    return float(value)
