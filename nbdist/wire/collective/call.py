@@ -75,7 +75,7 @@ class CollectiveCall:
     @cached_property
     def result(self) -> np.dtype[Any]:
         """The dtype of the result: that of the input, except for a mean of integers or bools."""
-        return _mean_of(self.dtype) if self.op == "mean" else self.dtype
+        return np.mean(np.zeros(1, self.dtype)).dtype if self.op == "mean" else self.dtype
 
     @cached_property
     def ufunc(self) -> np.ufunc:
@@ -234,10 +234,6 @@ def compare(calls: dict[int, str], sequence: int, labels: Sequence[str]) -> str:
                 "order, with the same op, dtype and shape"
             )
     return ""
-
-
-def _mean_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype(np.mean(np.zeros(1, dtype)).dtype)
 
 
 # A flat view of an output array, written in any order.

@@ -167,18 +167,13 @@ class Listener:
                 interface = f"[{interface}]"
             self._socket.bind(f"tcp://{interface}:{port or '*'}")
         except (OSError, zmq.ZMQError) as error:
-            raise self._cannot_bind(host, port, error) from None
+            self.close()
+            why = f"cannot listen on {host}:{port}: {error}"
+            if getattr(error, "errno", None) == zmq.EADDRINUSE:
+                why = f"port {port} on {host} is in use by another process; choose another port, or 0 for any"
+            raise FailedPreconditionError(why) from None
         endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return int(endpoint.rsplit(":", 1)[1])
-
-    def _cannot_bind(self, host: str, port: int, error: Exception) -> FailedPreconditionError:
-        self.close()
-        if getattr(error, "errno", None) == zmq.EADDRINUSE:
-            return FailedPreconditionError(
-                f"port {port} on {host} is in use by another process; "
-                "choose another port, or 0 for any free one"
-            )
-        return FailedPreconditionError(f"cannot listen on {host}:{port}: {error}")
 
     def _authenticate(self) -> None:
         """Answer one authentication request (ZAP, RFC 27): accept the cluster's own key only."""

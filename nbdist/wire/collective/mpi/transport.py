@@ -25,7 +25,7 @@ from nbdist.wire.collective.base import AbortCheck, GroupBroken, GroupFailure, M
 from nbdist.wire.collective.shm.sync import ProcessMonitor
 from nbdist.wire.ordering import yield_core
 from nbdist.wire.rpc.client import Peer
-from nbdist.wire.rpc.frame import Array, Frame
+from nbdist.wire.rpc.frame import Array
 from nbdist.wire.rpc.server import Listener
 
 SPINS = 200  # tests, each of a microsecond or less
@@ -399,7 +399,8 @@ class RemoteLiveness:
             check()
             if self._listener.poll(WAIT_SECONDS):
                 received = self._listener.receive()
-                if received is not None and self._is_greeting(received[1]):
+                frame = received and received[1]
+                if frame and frame.kind == GREETING and frame.meta.get("incarnation") == member.incarnation:
                     break
 
     def lost_rank(self) -> int | None:
@@ -421,6 +422,3 @@ class RemoteLiveness:
             self._peer.close()
         if self._listener is not None:
             self._listener.close()
-
-    def _is_greeting(self, frame: Frame) -> bool:
-        return frame.kind == GREETING and frame.meta.get("incarnation") == self._member.incarnation
