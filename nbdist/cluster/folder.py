@@ -29,7 +29,7 @@ from nbdist.home import checked, home
 from nbdist.json_values import mapping, number, whole
 from nbdist.runtime.task import MOST_PID, segment_prefix
 from nbdist.wire.hosts import host_identity
-from nbdist.wire.keys import secret_folder
+from nbdist.wire.keys import secret_folder, write_private
 from nbdist.wire.shm import remove_all
 
 VALID_ID = re.compile(r"[A-Za-z0-9_]{1,48}")
@@ -133,9 +133,7 @@ def find(cluster_id: str | None = None) -> Path:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Replace a file (0600) by JSON, atomically."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(handle, "w") as file:
-        json.dump(content, file, indent=1)
+    write_private(draft, json.dumps(content, indent=1).encode())
     os.replace(draft, path)
 
 

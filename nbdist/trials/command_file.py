@@ -20,7 +20,6 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +27,7 @@ from typing import Any, Protocol
 from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
 from nbdist.metrics.run_folder import write_whole_file
 from nbdist.sweep.commands import REMOTE, command_named
+from nbdist.wire.keys import write_private
 
 COMMAND, ANSWER = "command.json", "answer.json"
 MOST_BYTES = 4096
@@ -44,7 +44,7 @@ def send_command(folder: Path, command: str, seconds: float = ANSWER_SECONDS) ->
     """
     path, token = folder / COMMAND, secrets.token_hex(8)
     draft = folder / f".{COMMAND}.{token}"
-    write_new(draft, {"token": token, "command": command})
+    write_private(draft, json.dumps({"token": token, "command": command}).encode())
     try:
         os.link(draft, path)  # the file appears whole, and another sender's file stays
     except FileExistsError:
@@ -119,13 +119,6 @@ def execute(sweep: CommandTarget, command: object) -> str:
     except Exception as error:  # the sender reports it, and the thread serves the next command
         return str(error) if isinstance(error, NbdistError) else f"{type(error).__name__}: {error}"
     return ""
-
-
-def write_new(path: Path, content: Mapping[str, Any]) -> None:
-    """Create a small file, readable by this user only."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(dict(content), file)
 
 
 def read_small(path: Path) -> dict[str, Any]:
