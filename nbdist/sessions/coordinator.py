@@ -30,7 +30,8 @@ class Coordinator:
         self._clean = clean_stop_exception_types
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
+        """The error with which a stop was requested; None if there was none."""
         self._threads: set[threading.Thread] = set()
 
     @property
@@ -42,13 +43,8 @@ class Coordinator:
         """Ask all threads to stop; ``ex`` is the reason if it is an error. The first reason counts."""
         with self._lock:
             if not self._stop.is_set() and ex is not None and not isinstance(ex, self._clean):
-                self._error = ex
+                self.error = ex
             self._stop.set()
-
-    @property
-    def error(self) -> BaseException | None:
-        """The error with which a stop was requested; None if there was none."""
-        return self._error
 
     def should_stop(self) -> bool:
         """Return whether a stop was requested."""
@@ -57,7 +53,7 @@ class Coordinator:
     def clear_stop(self) -> None:
         """Forget the request to stop, and its reason."""
         with self._lock:
-            self._error = None
+            self.error = None
             self._stop.clear()
 
     def wait_for_stop(self, timeout: float | None = None) -> bool:
@@ -67,8 +63,8 @@ class Coordinator:
     def raise_requested_exception(self) -> None:
         """Raise the error with which a stop was requested, if it was one."""
         with self._lock:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
 
     @contextlib.contextmanager
     def stop_on_exception(self) -> Iterator[None]:

@@ -456,15 +456,13 @@ class SyncReplicasHook(SessionRunHook):
             self.begin()
         self.after_create_session(session)
         try:
-            yield session
+            try:
+                yield session
+            finally:
+                self.end(session)
         except AbortedError:  # perhaps by what ended the aggregation
-            self.end(session)
             self._check()
             raise
-        except BaseException:
-            self.end(session)
-            raise
-        self.end(session)
         self._check()
 
     def _check(self) -> None:

@@ -76,12 +76,13 @@ class Sweep:
         self.rerun_by: Callable[[Sweep, Trial], Any] | None = None
         self.engine_names: dict[int, str] = {}
         """What its engines are called, by rank; empty in a process that has not driven it."""
-        self._spec, self._body, self._ranks = spec, body, ranks
+        self.spec, self._body, self._ranks = spec, body, ranks
         self._taken_over, self._everyone = taken_over, everyone
         self._driver: Driver | None = None
         self._command_file: CommandFile | None = None
         self._changed = threading.Condition()
-        self._detached = False
+        self.left = False
+        """Whether this process has given up driving it."""
         weakref.finalize(self, record.log.close)  # another process may take over
 
     # Where it stands.
@@ -105,11 +106,6 @@ class Sweep:
     def driven(self) -> bool:
         """Whether its trials are being run from here."""
         return self._driver is not None
-
-    @property
-    def left(self) -> bool:
-        """Whether this process has given up driving it."""
-        return self._detached
 
     @property
     def trouble(self) -> str | None:
@@ -163,11 +159,6 @@ class Sweep:
                 )
             self._body = self._body if trial is None else trial
             self._push = self._push if push is None else push
-
-    @property
-    def spec(self) -> SweepSpec:
-        """The part of the specification that all its trials share."""
-        return self._spec
 
     def engines(self) -> list[EngineStatus]:
         """Return what each engine does; none while no process drives the sweep."""
@@ -353,7 +344,7 @@ class Sweep:
         row = commands.command_named(name)
         checked = row.checked(arguments)
         with self.lock:
-            if self._detached:
+            if self.left:
                 raise FailedPreconditionError(
                     f"this process no longer drives sweep {self.id}; nb.attach({self.id!r}) takes it over"
                 )
@@ -516,7 +507,7 @@ class Sweep:
         """Start to drive the sweep from this process, if there is anything to run."""
         with self.lock:
             self._watch_command_file()
-            if self._detached or not self._record.has_work or self._driver is not None:
+            if self.left or not self._record.has_work or self._driver is not None:
                 return
             text = isinstance(self.body, str)
             body, packed, cluster = self._driven_with()
@@ -526,9 +517,9 @@ class Sweep:
                 self._ranks = [info.rank for info in select(tuple(cluster.tasks), None)]
             if packed is not None:
                 self._delivery = Delivery(self.id, packed, cluster, segment_prefix(cluster.id))
-            engines = Engines(cluster, self._spec, body, self._ranks or [], self._everyone, self._delivery)
+            engines = Engines(cluster, self.spec, body, self._ranks or [], self._everyone, self._delivery)
             engines.joined = self._engine_joined
-            hint = partial(missing_name, names=self._pushes, by_flag=text and self._spec.first_line > 1)
+            hint = partial(missing_name, names=self._pushes, by_flag=text and self.spec.first_line > 1)
             self._driver = Driver(self._record, engines, self._taken_over, self._driver_ended, hint)
             self._taken_over = True  # the next driver asks what engines are at
             cluster.active_runs.add(self.id)
@@ -537,13 +528,13 @@ class Sweep:
 
     def _driven_with(self) -> tuple[Any, Any, Cluster]:
         """Return (body, packed values, cluster) for a driver; raises NbdistError if one is missing."""
-        body, _, packed = check_given(self.body, self.given, True, self._spec.first_line)
+        body, _, packed = check_given(self.body, self.given, True, self.spec.first_line)
         return body, packed, self.cluster
 
     def leave(self) -> None:
         """Stop driving it, and let others write its log; `nb.attach` takes it over. May be called twice."""
         with self.lock:
-            self._detached, driver = True, self._driver
+            self.left, driver = True, self._driver
             self._watch_command_file()
         if driver is not None:
             driver.leave()
@@ -551,7 +542,7 @@ class Sweep:
 
     def _watch_command_file(self) -> None:
         """Read the command file while the sweep accepts commands. The caller holds the lock."""
-        wanted = not self._detached and not self._record.over
+        wanted = not self.left and not self._record.over
         if wanted and self._command_file is None:
             self._command_file = CommandFile(self, self._record.folder)
         elif not wanted and self._command_file is not None:
@@ -579,7 +570,7 @@ class Sweep:
                     driver.engines.cluster.active_runs.discard(self.id)
             self._driver = None
             self._watch_command_file()
-            again = self.error is None and not self._detached and self._record.has_work
+            again = self.error is None and not self.left and self._record.has_work
         if again:  # a command came after the driver's last look
             self.begin()
         with self._changed:
