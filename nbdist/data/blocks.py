@@ -72,12 +72,6 @@ _NOT_OF_A_RECORD = (MemoryError, StorageError, NotFoundError, MissingExtra, Unav
 _COUNTING = threading.Lock()
 
 
-def _reason(error: Exception) -> str:
-    """Return an error as a text, with the notes that say where it was raised."""
-    name = "" if isinstance(error, NbdistError) else f"{type(error).__name__}: "
-    return name + "; ".join([str(error), *getattr(error, "__notes__", [])])
-
-
 class Skipped:
     """Counts the records that sources with ``on_error="skip"`` have left out."""
 
@@ -88,7 +82,9 @@ class Skipped:
         """Count a record that could not be read, for the reason ``error``."""
         with _COUNTING:  # threads of an interleave may skip at once
             self.count += 1
-            self.first = self.first or _reason(error)
+            kind = "" if isinstance(error, NbdistError) else f"{type(error).__name__}: "
+            # With the notes that say where it was raised.
+            self.first = self.first or kind + "; ".join([str(error), *getattr(error, "__notes__", [])])
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,8 @@ class EventFiles:
         if self._waiting:
             points = np.concatenate(self._waiting)
             self._waiting.clear()
-            tags = [tag_of(name) for name in self._names]
+            # Validation has the name of what it validates.
+            tags = [name.removeprefix(VALIDATION) or name for name in self._names]
             validates = np.array([tag != name for tag, name in zip(tags, self._names, strict=True)])
             for kind in (False, True):
                 chosen = points[validates[points["series"]] == kind]
@@ -224,11 +225,6 @@ def events(tags: list[str], points: Points) -> Iterable[bytes]:
         message.wall_time, message.step = at, step
         written.tag, written.simple_value = tags[series], number
         yield message.SerializeToString()
-
-
-def tag_of(name: str) -> str:
-    """Return what a series is called in TensorBoard: validation has the name of what it validates."""
-    return name.removeprefix(VALIDATION) or name
 
 
 def events_folder(run_folder: Path, task: str) -> Path:

@@ -42,6 +42,7 @@ LIMIT = 200_000  # bytes of a bundle; larger than in a notebook, because it is n
 LONGEST_CODE = 200_000
 LONGEST_OUTPUT = 20_000  # bytes at the end of each task's output
 MOST_OUTPUTS = 16  # tasks
+BUNDLED = re.compile(r"(metrics-|progress-|run\.json)[^/]*$")  # the files that a bundle depends on
 
 
 def run_details(run_id: str, runs: Runs | None = None) -> dict[str, Any]:
@@ -119,9 +120,8 @@ def run_bundle(run_id: str, runs: Runs | None = None, titles: Sequence[str] = ()
     some seconds old. Raises InvalidArgumentError if the run has no such charts.
     """
     item = (runs or Runs()).item(run_id)
-    files = {
-        one["path"]: (one["bytes"], one["modified"]) for one in list_files(run_id) if is_bundled(one["path"])
-    }
+    bundled = (one for one in list_files(run_id) if BUNDLED.match(one["path"]))
+    files = {one["path"]: (one["bytes"], one["modified"]) for one in bundled}
     home, _ = find_home()
     stamp = item["note"], sorted(files.items())
     key, state = (run_id, *titles), (str(home), item["status"])
@@ -255,11 +255,6 @@ def record_in(item: Item) -> RunRecord:
     return RunRecord.parse(item["id"], content, item["created"])
 
 
-def is_bundled(path: str) -> bool:
-    """Return whether a bundle depends on a file."""
-    return "/" not in path and path.startswith(("metrics-", "progress-", "run.json"))
-
-
 # A cache of what is expensive to compute from logs, for pages that poll.
 
 SHARE = 0.05  # of a core that one bundle may take while its logs grow
@@ -361,8 +356,10 @@ def open_file(run_id: str, path: str) -> tuple[BinaryIO, int]:
                 current = inner
             check_kind(current, name, stat.S_ISREG, path)
             descriptor, status = open_regular(name, current)
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFoundError(f"there is no {path!r} in the run's folder") from None
         except OSError as error:
-            raise access_error(error, path) from None
+            raise NotAllowedError(f"{path!r} cannot be read: {error.strerror}") from None
         finally:
             os.close(current)
     return os.fdopen(descriptor, "rb"), status.st_size
@@ -413,13 +410,6 @@ def check_kind(folder: int, name: str, right: Any, path: str) -> None:
             else "is not a regular file"
         )
         raise NotAllowedError(f"{path!r} cannot be read: {name!r} {what}")
-
-
-def access_error(error: OSError, path: str) -> Exception:
-    """Return the exception for an OSError."""
-    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return NotFoundError(f"there is no {path!r} in the run's folder")
-    return NotAllowedError(f"{path!r} cannot be read: {error.strerror}")
 
 
 def is_text(name: str) -> bool:

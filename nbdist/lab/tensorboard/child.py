@@ -47,8 +47,8 @@ def serve(plan: dict[str, Any]) -> None:
     """Run TensorBoard on an inherited socket, and keep its event files up to date with the logs."""
     run = Path(plan["run"])
     events_of_logs: EventsOfLogs | EventsOfRuns | None = None
-    events = None if plan["all"] else own_events(run)
-    if events is None:
+    events = run / FOLDER
+    if plan["all"] or not any(events.rglob("events.out.tfevents.*")):  # a run without event files of its own
         events = Path(plan["folder"]) / "events"
         make_private(events)
         events_of_logs = EventsOfRuns(run, events) if plan["all"] else EventsOfLogs(run, events)
@@ -124,12 +124,6 @@ class SocketServer(ThreadedWSGIServer):
 MAX_POINTS = 1000  # of a series per refresh, including the first and the last
 MAX_RUNS, POINTS_OF_MANY = 50, 200  # in the comparison of all runs
 BATCH_POINTS = 100_000  # the writer's queue is bounded: more points at once would be dropped
-
-
-def own_events(run_folder: Path) -> Path | None:
-    """Return the folder with a run's own event files; None if it has none."""
-    folder = run_folder / FOLDER
-    return folder if next(folder.rglob("events.out.tfevents.*"), None) is not None else None
 
 
 class EventsOfLogs:
