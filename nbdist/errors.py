@@ -123,6 +123,16 @@ class MissingExtra(NbdistError, ImportError):
         self.extra = extra
 
 
+def error_class(name: str) -> type[NbdistError] | None:
+    """Return the class of an error that another process names, None if it is none of nbdist's.
+
+    A MissingExtra is left out: it is made of an extra, not of a message.
+    """
+    kind = globals().get(name)
+    known = isinstance(kind, type) and issubclass(kind, NbdistError) and kind is not MissingExtra
+    return kind if known else None
+
+
 def choices(given: object, valid: Iterable[object]) -> str:
     """Return the list of valid names for an error message, and the nearest one.
 

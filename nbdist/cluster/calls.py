@@ -9,15 +9,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from typing import Any
 
-from nbdist import errors
 from nbdist.cluster.supervisor.client import FRESH_SECONDS
 from nbdist.cluster.supervisor.engine import REPLY_ONLY
 from nbdist.errors import (
+    DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
     NbdistError,
     TaskDiedError,
     WorkerError,
+    error_class,
 )
 from nbdist.runtime.task import TaskInfo
 
@@ -127,7 +128,7 @@ class Calls:
             raise error
         if not in_time:
             names = ", ".join(self._tasks[rank].name for rank in self._pending)
-            raise errors.DeadlineExceededError(f"no answer within {timeout} s from {names}")
+            raise DeadlineExceededError(f"no answer within {timeout} s from {names}")
         return [self._outcomes[rank] for rank in self.ranks]
 
     def _failures(self) -> dict[int, BaseException]:
@@ -177,7 +178,6 @@ def remote_error(error: BaseException, task: TaskInfo) -> NbdistError:
     name = str(getattr(error, "ename", type(error).__name__))
     text = str(getattr(error, "evalue", error))
     trace = ANSI.sub("", str(getattr(error, "traceback", "") or "")).strip()
-    kind = getattr(errors, name, None)
     result: NbdistError
     if "unpack_apply_message" in trace and (unknown := NOT_ON_TASKS.match(text)):
         result = InvalidArgumentError(
@@ -185,7 +185,7 @@ def remote_error(error: BaseException, task: TaskInfo) -> NbdistError:
             "not know (a default value, say, or an argument of functools.partial): make the object in the "
             f"function, or put {unknown[1]} into a module"
         )
-    elif isinstance(kind, type) and issubclass(kind, NbdistError) and kind is not errors.MissingExtra:
+    elif kind := error_class(name):
         result = kind(f"{text} (on {task.name})")
     else:
         result = WorkerError(f"{trace}\n{name} on {task.name} (pid {task.pid}): {text}".strip())

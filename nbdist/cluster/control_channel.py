@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from nbdist import errors
-from nbdist.errors import NbdistError, UnavailableError
+from nbdist.errors import UnavailableError, error_class
 
 Handler: TypeAlias = Callable[[str], object]
 
@@ -74,8 +73,7 @@ class Request:
         message = self._answer.result()
         content = message["content"]
         if content["status"] != "ok":
-            kind = getattr(errors, content["ename"], None)
-            if isinstance(kind, type) and issubclass(kind, NbdistError):
+            if kind := error_class(content["ename"]):
                 raise kind(content["evalue"])
             raise UnavailableError(
                 f"rank {self._rank} did not answer {self._kind!r}: {content['ename']}: {content['evalue']}"

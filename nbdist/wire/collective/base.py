@@ -19,13 +19,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from nbdist import errors
 from nbdist.errors import (
     AbortedError,
     FailedPreconditionError,
     InvalidArgumentError,
     NbdistError,
     UnavailableError,
+    error_class,
 )
 from nbdist.wire.collective.call import (
     CollectiveCall,
@@ -165,13 +165,13 @@ class Collective(ABC):
     def _announce_failure(self, failure: GroupFailure) -> None:
         """Send the failure to all ranks; may be called from any thread and does not block for long."""
 
-    @abstractmethod
     def _leave(self) -> None:
-        """Announce to the others that this rank makes no more calls."""
+        """Announce to the others that this rank makes no more calls, unless `_release` does."""
+        return
 
-    @abstractmethod
     def _release(self) -> None:
-        """Release all resources; may be called twice."""
+        """Release all resources, if there are any; may be called twice."""
+        return
 
     def _enter(self, what: str, x: Any, out: Any, op: str = "", root: int = -1) -> Array:
         if not isinstance(x, np.ndarray):
@@ -311,10 +311,7 @@ class GroupFailure:
 
     def error(self, before: str = "") -> NbdistError:
         """Return the error to raise."""
-        kind = getattr(errors, self.kind, None)
-        if not (isinstance(kind, type) and issubclass(kind, NbdistError)) or kind is errors.MissingExtra:
-            kind = AbortedError
-        return kind(before + self.text)
+        return (error_class(self.kind) or AbortedError)(before + self.text)
 
     def pack(self, room: int) -> bytes:
         """Return the failure as at most `room` bytes."""

@@ -164,9 +164,6 @@ class HierarchicalCollective(Collective):
             self._ring.break_with(failure)
         self._inner.break_with(failure)
 
-    def _leave(self) -> None:
-        """Nothing to do: the inner groups announce it when they are closed."""
-
     def _release(self) -> None:
         if self._ring is not None:
             self._ring.close()

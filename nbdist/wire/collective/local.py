@@ -77,9 +77,6 @@ class LocalCollective(Collective):
     def _leave(self) -> None:
         self._rendezvous.leave(self.rank)
 
-    def _release(self) -> None:
-        """Nothing to release."""
-
 
 class LocalEndpoint(Endpoint):
     """The endpoint of one rank alone."""

@@ -263,9 +263,6 @@ class NcclCollective(Collective):
     def _announce_failure(self, failure: GroupFailure) -> None:
         self._control.break_with(failure)
 
-    def _leave(self) -> None:
-        """Nothing to do: the control group announces it when it is closed."""
-
     def _release(self) -> None:
         """Destroy the communicator; the last of a process's ranks waits.
 
@@ -395,7 +392,10 @@ def gpu_here(number: int | None = None) -> CupyDevice:
 
     Raises MissingExtra or UnavailableError if it cannot use NCCL.
     """
-    cupy = _cupy()
+    try:
+        import cupy
+    except ImportError as error:
+        raise MissingExtra("gpu", "NCCL") from error
     try:
         seen = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -410,14 +410,6 @@ def gpu_here(number: int | None = None) -> CupyDevice:
         )
     device = cupy.cuda.Device() if number is None else cupy.cuda.Device(number)
     return CupyDevice(cupy, nccl, device.id, device.pci_bus_id)
-
-
-def _cupy() -> Any:
-    try:
-        import cupy
-    except ImportError as error:
-        raise MissingExtra("gpu", "NCCL") from error
-    return cupy
 
 
 def _nccl() -> Any:

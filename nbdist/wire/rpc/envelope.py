@@ -15,8 +15,7 @@ import struct
 import numpy as np
 import zmq
 
-from nbdist import errors
-from nbdist.errors import DataLossError, NbdistError, ResourceExhaustedError
+from nbdist.errors import DataLossError, NbdistError, ResourceExhaustedError, error_class
 from nbdist.wire.rpc.frame import MAX_ARRAYS, Buffer, Frame, decode
 
 ENVELOPE = struct.Struct("<BQ")  # role, sequence number
@@ -146,7 +145,5 @@ def error_frame(error: BaseException, where: str = "") -> Frame:
 
 def error_from(frame: Frame) -> NbdistError:
     """Return the error that a failure frame carries, as the class of nbdist.errors that it names."""
-    kind = getattr(errors, str(frame.meta.get("type")), NbdistError)
-    if not (isinstance(kind, type) and issubclass(kind, NbdistError)) or kind is errors.MissingExtra:
-        kind = NbdistError
+    kind = error_class(str(frame.meta.get("type"))) or NbdistError
     return kind(str(frame.meta.get("message", "no message")))

@@ -170,7 +170,10 @@ class Listener:
             self.close()
             why = f"cannot listen on {host}:{port}: {error}"
             if getattr(error, "errno", None) == zmq.EADDRINUSE:
-                why = f"port {port} on {host} is in use by another process; choose another port, or 0 for any"
+                why = (
+                    f"port {port} on {host} is in use by another process; choose another port, or 0 for any "
+                    "free one"
+                )
             raise FailedPreconditionError(why) from None
         endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return int(endpoint.rsplit(":", 1)[1])
