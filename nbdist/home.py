@@ -1,4 +1,4 @@
-"""The state folder of nbdist: one per user, with mode 0700."""
+"""The state folder of nbdist, one per user, with mode 0700; and the version of nbdist."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import stat
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import takewhile
 from pathlib import Path
 
@@ -141,3 +141,14 @@ def check_private(folder: Path) -> None:
         raise NotAllowedError(
             f"{folder} has mode {status.st_mode & 0o777:o}: others could write there; run chmod 700 {folder}"
         )
+
+
+@cache
+def own_version() -> str:
+    """Return the version of the nbdist that runs here."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, used once
+
+    try:
+        return version("nbdist")
+    except PackageNotFoundError:
+        return "unknown"

@@ -12,7 +12,7 @@ from typing import Any
 from nbdist.cluster.folder import write_json
 from nbdist.cluster.supervisor.engine import RECONNECT_MS
 from nbdist.errors import FailedPreconditionError, UnavailableError
-from nbdist.runtime.server import nbdist_version
+from nbdist.home import own_version
 from nbdist.runtime.task import Roster
 from nbdist.wire.keys import secret_folder
 
@@ -58,7 +58,7 @@ def is_engine_death(error: BaseException) -> bool:
 def own_versions() -> dict[str, str]:
     """Return the versions that a client and its cluster must share: nbdist, Python, NumPy, ipyparallel."""
     return {
-        "nbdist": nbdist_version(),
+        "nbdist": own_version(),
         "python": ".".join(platform.python_version_tuple()[:2]),
         "numpy": version("numpy").split(".")[0],
         "ipyparallel": version("ipyparallel").split(".")[0],

@@ -21,11 +21,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from nbdist.graph.backend import device_kind
+from nbdist.home import own_version
 from nbdist.runtime.session.cluster import add_target, remove_target, set_local_host
 from nbdist.runtime.session.executor import ExecutorConfig
 from nbdist.runtime.session.host import SessionHost
@@ -284,7 +284,7 @@ class Server:
 
     def _answer_ping(self, frame: Frame, sender: Caller) -> Frame:
         identity = {"job": self.job, "index": self.index, "name": self.name, "pid": os.getpid()}
-        return Frame("pong", {**identity, "incarnation": self.incarnation, "version": nbdist_version()})
+        return Frame("pong", {**identity, "incarnation": self.incarnation, "version": own_version()})
 
     def _guarded(self, function: Callable[[], object]) -> None:
         try:
@@ -328,17 +328,6 @@ def choose_task(cluster: ClusterSpec, job_name: str | None, task_index: int | No
         task_index = indices[0]
     cluster.task_address(job_name, task_index)
     return job_name, task_index
-
-
-@cache
-def nbdist_version() -> str:
-    """Return the version of the nbdist that runs here."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("nbdist")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _port_of(address: str) -> int:

@@ -22,6 +22,7 @@ from nbdist.graph.replicated import VariableAggregation, VariableSynchronization
 from nbdist.graph.scopes import Graph, Line, Scope
 from nbdist.graph.serialize.attributes import MAX_NDIM, MAX_TEXT, Beside, from_plain, read_dtype
 from nbdist.graph.tensor import Constant, Placeholder, Tensor, Variable
+from nbdist.home import own_version
 
 FORMAT = 1  # of the tables below; another number is refused
 MAX_NODES = 200_000
@@ -49,17 +50,6 @@ def decode(meta: dict[str, Any], arrays: Sequence[Array]) -> Graph:
     reader = _Reader(meta, beside, theirs)
     beside.finish()
     return reader.graph()
-
-
-@cache
-def own_version() -> str:
-    """Return the version of the nbdist that runs here."""
-    from importlib.metadata import PackageNotFoundError, version  # slow to import, used once
-
-    try:
-        return version("nbdist")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _checked_version(meta: Any) -> str:

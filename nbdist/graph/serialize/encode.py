@@ -25,9 +25,9 @@ from nbdist.graph.serialize.decode import (
     MAX_ATTRIBUTES,
     MAX_NODES,
     decode,
-    own_version,
 )
 from nbdist.graph.tensor import Constant, Tensor, Variable
+from nbdist.home import own_version
 
 __all__ = ["Encoded", "decode", "encode"]
 Encoded: TypeAlias = tuple[dict[str, Any], list[Array]]

@@ -9,12 +9,11 @@ from nbdist.cluster.gpus import list_gpus
 from nbdist.cluster.launchers.registry import LAUNCHERS
 from nbdist.cluster.resources import count_cores
 from nbdist.errors import UnavailableError
-from nbdist.home import home_path
+from nbdist.home import home_path, own_version
 from nbdist.lab.readers.files import find_home
 from nbdist.lab.state import VERSION
 from nbdist.lab.tensorboard.manager import problem as tensorboard_problem
 from nbdist.metrics.gpu_usage import load_nvml
-from nbdist.runtime.server import nbdist_version
 
 
 def about() -> dict[str, Any]:
@@ -22,7 +21,7 @@ def about() -> dict[str, Any]:
     folder, why = find_home()
     return {
         "version": VERSION,
-        "nbdist": nbdist_version(),
+        "nbdist": own_version(),
         "cores": count_cores(),
         "gpus": _gpus(),
         "launchers": [name for name, spec in LAUNCHERS.items() if spec.is_installed()],
