@@ -107,7 +107,6 @@ def title(entry: dict[str, Any]) -> str:
 
 def drawn(histograms: Sequence[dict[str, Any]], limit: int = DRAWN_LIMIT) -> bytes:
     """Return one PNG with each histogram's ridges, of at most about ``limit`` bytes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     from nbdist.ui.frozen.run_figure import PAPER, encode
@@ -116,7 +115,6 @@ def drawn(histograms: Sequence[dict[str, Any]], limit: int = DRAWN_LIMIT) -> byt
     rows = -(-len(histograms) // columns)
     shape = (WIDTH_OF_ONE * columns, HEIGHT_OF_ONE * rows)
     figure = Figure(figsize=shape, facecolor=PAPER, layout="constrained")
-    FigureCanvasAgg(figure)
     for number, entry in enumerate(histograms):
         draw_ridges(figure.add_subplot(rows, columns, number + 1), entry)
     dots = 110.0

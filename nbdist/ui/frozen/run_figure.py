@@ -62,7 +62,6 @@ def draw(
 
     ``ended_replicas`` were lost or have left: they do not cut the mean.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     columns = columns_of(len(charts))
@@ -70,7 +69,6 @@ def draw(
     size = (COLUMN_WIDTH * columns, ROW_HEIGHT * rows)
     figure = Figure(figsize=size, facecolor=PAPER, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.04)  # type: ignore[union-attr, call-arg]
-    FigureCanvasAgg(figure)
     keys: dict[str, Any] = {}
     for index, chart in enumerate(charts):
         axes = figure.add_subplot(rows, columns, index + 1)
@@ -153,10 +151,11 @@ def encode(figure: Figure, dots: float, colours: Sequence[int] | int | None = No
     ``colours`` is a palette of at most 256 colours (red, green, blue, red, ...), to which the figure's
     colours are mapped, or a number of colours, which Pillow chooses. None is the palette of a run's curves.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
     figure.set_dpi(dots)
-    canvas: Any = figure.canvas
+    canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()
     pixels = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     file = io.BytesIO()

@@ -80,14 +80,12 @@ def picture(ledger: Ledger, limit: int) -> bytes | None:
 
 def draw(panels: Sequence[Panel]) -> Figure:
     """Return the figure with its panels, two in a row."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * rows), facecolor=PAPER, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.08)  # type: ignore[union-attr, call-arg]
-    FigureCanvasAgg(figure)
     grid = figure.add_gridspec(rows, 12)
     for row in range(rows):
         side_by_side = panels[2 * row : 2 * row + 2]
@@ -195,15 +193,20 @@ GLYPHS = {"pruned": "◐", "failed": "✕", "stopped": "■", "running": "▶", 
 
 def pair(axes: Axes, ledger: Ledger, trials: Sequence[Trial], across: Axis, up: Axis, scale: Scale) -> None:
     """Draw two parameters as a heat map or as a scatter plot."""
+    frame(axes, f"{clip(up.name, 20)} and {clip(across.name, 20)}")
+    axes.set_xlabel(clip(across.name, 30), fontsize=8, color=MUTED, parse_math=False)
+    axes.set_ylabel(clip(up.name, 30), fontsize=8, color=MUTED, parse_math=False)
     few = all(0 < len(axis.values) <= MOST_CELLS for axis in (across, up))
     (heat_map if few else scatter)(axes, ledger, trials, across, up, scale)
+    ticks_on(axes.set_xticks, across)
+    ticks_on(axes.set_yticks, up)
+    colour_bar(axes, scale, f"best {ledger.created.metric}" if few else ledger.created.metric)
 
 
 def scatter(
     axes: Axes, ledger: Ledger, trials: Sequence[Trial], across: Axis, up: Axis, scale: Scale
 ) -> None:
     """Draw each trial at its two parameters: dark for a good value, the state's glyph without a value."""
-    two_parameters(axes, up, across)
     shown = every(trials, MOST_PAIR_POINTS["finished"])[::-1]  # the best on top
     drawn = {one.number for one in trials}
     others = [one for one in ledger.trials.values() if one.number not in drawn]
@@ -221,9 +224,6 @@ def scatter(
     axes.scatter(*places_of(best, across, up), s=110, facecolors="none", edgecolors=INK, linewidths=1.2)
     axes.set_xlim(-0.05, 1.05)
     axes.set_ylim(-0.05, 1.05)
-    ticks_on(axes.set_xticks, across)
-    ticks_on(axes.set_yticks, up)
-    colour_bar(axes, scale, ledger.created.metric)
 
 
 def heat_map(
@@ -232,7 +232,6 @@ def heat_map(
     """Draw the best value of each pair of parameter values; a state's glyph where no trial has one."""
     from matplotlib.patches import Rectangle
 
-    two_parameters(axes, up, across)
     axes.grid(False)
     best: dict[tuple[float, float], Trial] = {}
     for one in trials:
@@ -254,16 +253,6 @@ def heat_map(
             axes.text(x, y, GLYPHS.get(state, "·"), ha="center", va="center", fontsize=9, color=MUTED)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
-    ticks_on(axes.set_xticks, across)
-    ticks_on(axes.set_yticks, up)
-    colour_bar(axes, scale, f"best {ledger.created.metric}")
-
-
-def two_parameters(axes: Axes, up: Axis, across: Axis) -> None:
-    """Name the axes of two parameters."""
-    frame(axes, f"{clip(up.name, 20)} and {clip(across.name, 20)}")
-    axes.set_xlabel(clip(across.name, 30), fontsize=8, color=MUTED, parse_math=False)
-    axes.set_ylabel(clip(up.name, 30), fontsize=8, color=MUTED, parse_math=False)
 
 
 def place_of(trial: Trial, across: Axis, up: Axis) -> tuple[float, float]:

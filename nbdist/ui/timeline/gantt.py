@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.metrics.timeline import KINDS, Span, Timeline
 from nbdist.text import clip
+from nbdist.ui.frozen.render import aligned
 from nbdist.ui.frozen.run_figure import (
     FAN,
     GRID,
@@ -50,11 +51,8 @@ class Row:
 
 def png(timeline: Timeline, theme: str = "light", limit: int | None = None) -> bytes:
     """Return the chart as an opaque PNG, with a lower resolution if it would exceed ``limit`` bytes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
     with own_style():
         figure = draw(timeline, theme_of(theme))
-        FigureCanvasAgg(figure)
         dots = SHARPEST
         image = encode(figure, dots, 96)
         while limit is not None and len(image) > limit and dots > COARSEST:
@@ -310,18 +308,14 @@ def share(timeline: Timeline, task: str) -> str:
 def text(timeline: Timeline) -> str:
     """Return the headline, the table in milliseconds, and a chart of letters."""
     cells = table(timeline)
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(row))
-        for row in ([*zip(line, widths, strict=True)] for line in cells)
-    ]
+    lines, wide = aligned(cells), max(len(row[0]) for row in cells)
     there = [kind for kind in KINDS if kind in cells[0]]
     key = "  ".join(f"{LETTERS[kind]} {kind}" for kind in there)
     chart = [
-        f"{name:{widths[0]}}  |{letters(timeline, task)}|"
+        f"{name:{wide}}  |{letters(timeline, task)}|"
         for name, task in zip(names(timeline.tasks), timeline.tasks, strict=True)
     ]
-    return "\n".join([headline(timeline), "", *lines, "", *chart, f"{'':{widths[0]}}   {key}"])
+    return "\n".join([headline(timeline), "", *lines, "", *chart, f"{'':{wide}}   {key}"])
 
 
 def html(timeline: Timeline, picture: str) -> str:
