@@ -77,7 +77,8 @@ class OptunaSampler(Sampler):
         def value_of(name: str, parameter: Parameter) -> Value:
             known = self._translations[name]
             # All of Trial's own ways to suggest come down to this one.
-            return known.to_ours(trial._suggest(name, known.distribution))
+            found = trial._suggest(name, known.distribution)
+            return known.back.get(found, found)
 
         parameters = self._space.fill(value_of)
         self._open[number] = trial.number
@@ -238,7 +239,8 @@ class Translation:
         self._real = isinstance(parameter.kind, Real)
         values = listed(parameter)
         self._there = dict(zip(map(same_key, values), categories(values)))
-        self._back = dict(zip(categories(values), values))
+        self.back = dict(zip(categories(values), values))
+        """Our value for each of Optuna's, where there are a few; else they are the same."""
 
     def to_optuna(self, value: Value) -> Category:
         """Return a value of ours as Optuna has it."""
@@ -246,10 +248,6 @@ class Translation:
             return self._there[same_key(value)]
         # Only numbers get here, which mypy cannot know: what is listed by value, text too, was found above.
         return float(value) if self._real else value  # type: ignore[arg-type, return-value]  # as said above
-
-    def to_ours(self, found: Category) -> Value:
-        """Return a value of Optuna's as our trials get it."""
-        return self._back[found] if self._back else found
 
 
 def listed(parameter: Parameter) -> tuple[Value, ...]:

@@ -91,10 +91,8 @@ class Scheduler:
 
     def judge(self, event: Reported, now: float) -> Pruned | None:
         """Return whether a trial is to be pruned after a report that the ledger has taken."""
-        trial = self.ledger.trials.get(event.number)
-        if trial is None or trial.state != "running" or trial.attempt != event.attempt:
-            return None
-        if trial.stopping or trial.promotion:
+        trial = self.ledger.at_work(event.number, event.attempt)
+        if trial is None or trial.stopping or trial.promotion:
             return None
         decision = self.pruner.decide(self.ledger.reports, event.number, event.step)
         return Pruned(now, event.number, event.attempt, event.step) if decision == "prune" else None
@@ -115,8 +113,8 @@ class Scheduler:
         finished trial without its metric, or with one that is not a number, has failed: the error gives the
         reason.
         """
-        trial = self.ledger.trials.get(number)
-        if trial is None or trial.state != "running" or trial.attempt != attempt:
+        trial = self.ledger.at_work(number, attempt)
+        if trial is None:
             return None
         metric = self.ledger.created.metric
         found, wrong = numbers_in(values or {})

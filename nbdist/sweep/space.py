@@ -211,7 +211,15 @@ def check_conditions(parameters: Mapping[str, Parameter], order: tuple[str, ...]
         needs[name] = {}
         for on, values in parameters[name].conditions.items():
             for value in values:
-                _check_reachable(name, on, value, parameters[on])
+                if isinstance(parameters[on].kind, Real):
+                    raise InvalidArgumentError(
+                        f"{name} depends on {on}={value!r}, but {on} is {parameters[on]}, which hits no "
+                        "value exactly; conditions look at a choice, an int or a fixed value"
+                    )
+                if not parameters[on].contains(value):
+                    raise InvalidArgumentError(
+                        f"{name} depends on {on}={value!r}, but {on} may only be {parameters[on]}"
+                    )
             # What the other parameter needs to exist, this one needs as well.
             for further, allowed in [(on, values), *needs[on].items()]:
                 before = needs[name].get(further, allowed)
@@ -223,16 +231,6 @@ def check_conditions(parameters: Mapping[str, Parameter], order: tuple[str, ...]
                         f"{literal(allowed)} at once"
                     )
                 needs[name][further] = both
-
-
-def _check_reachable(name: str, on: str, value: Value, parameter: Parameter) -> None:
-    if isinstance(parameter.kind, Real):
-        raise InvalidArgumentError(
-            f"{name} depends on {on}={value!r}, but {on} is {parameter}, which hits no value exactly; "
-            "conditions look at a choice, an int or a fixed value"
-        )
-    if not parameter.contains(value):
-        raise InvalidArgumentError(f"{name} depends on {on}={value!r}, but {on} may only be {parameter}")
 
 
 # Constructors of parameters, and the meaning of plain values in a space.

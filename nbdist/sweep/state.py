@@ -191,6 +191,11 @@ class Ledger:
         trial.started_at, trial.ended_at = event.time, None
         return True
 
+    def at_work(self, number: int, attempt: int) -> Trial | None:
+        """Return a trial if this attempt at it runs."""
+        trial = self.trials.get(number)
+        return trial if trial and trial.state == "running" and trial.attempt == attempt else None
+
     def _reported(self, event: Reported) -> bool:
         number, attempt, step, value, _ = event
         trial = self.trials.get(number)

@@ -186,9 +186,8 @@ class Driver:
 
     def _is_elsewhere(self, key: Attempt, ranks: tuple[int, ...]) -> bool:
         """Whether the log has an attempt on other ranks: the start of the one on these is lost."""
-        trial = self.record.ledger.trials.get(key[0])
-        running = trial is not None and trial.state == "running" and trial.attempt == key[1]
-        return running and trial is not None and bool(trial.ranks) and trial.ranks != ranks
+        trial = self.record.ledger.at_work(*key)
+        return trial is not None and bool(trial.ranks) and trial.ranks != ranks
 
     # Polling.
 
@@ -243,8 +242,7 @@ class Driver:
             Reported(number, attempt, int(step), float(value), now)
             for step, value in zip(steps, values, strict=True)
         ]
-        trial = self.record.ledger.trials.get(number)
-        if trial is None or trial.attempt != attempt or trial.state != "running":
+        if self.record.ledger.at_work(number, attempt) is None:
             return
         if frame.meta.get("again"):  # all that there are, of which some are known
             curve = self.record.ledger.curve(number)
@@ -261,8 +259,7 @@ class Driver:
         """Take the result of one rank; the trial has ended when all its ranks have."""
         record = self.record
         key = number, attempt = int(result["number"]), int(result["attempt"])
-        trial = record.ledger.trials.get(number)
-        if trial is None or trial.attempt != attempt or trial.state != "running":
+        if (trial := record.ledger.at_work(number, attempt)) is None:
             return
         ranks = tuple(int(rank) for rank in result["ranks"])
         if trial.ranks and ranks != trial.ranks:  # of an attempt whose start the log has lost

@@ -9,7 +9,7 @@ import shutil
 import textwrap
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -253,7 +253,12 @@ def attach_sweep(
             raise InvalidArgumentError(
                 f"the trial of sweep {sweep} is a cell, which its log has: attach without trial="
             )
-    push = pushed_again(sweep, push, about.get("push", ()))
+    names = about.get("push", ())
+    if push is not None and set(push) != set(names):
+        raise InvalidArgumentError(
+            f"sweep {sweep} was started with pushed values {', '.join(names) or 'none'}, and push has "
+            f"{', '.join(push) or 'none'}"
+        )
     if (mine := held(sweep)) is not None:
         if mine.driven or mine.error is None:
             mine.continue_with(trial, push)
@@ -279,7 +284,7 @@ def attach_sweep(
         found = Sweep(
             record, sweep_spec(folder, about, ledger.created.metric), body, ranks, about["name"],
             taken_over=True, everyone=everyone, push=push,
-            pushes=about.get("push", ()),
+            pushes=names,
         )  # fmt: skip
         found.engine_names = store.engine_names_in(about)
         found.begin()
@@ -296,18 +301,6 @@ def say_if_other(
     """Report that a sweep continues with another function than the one that it began with."""
     if trial is not None and source_of(trial) != ledger.created.body:
         report(f"the function is not what sweep {sweep} began with: trials from here on run this one")
-
-
-def pushed_again(
-    sweep: str, push: Mapping[str, Any] | None, names: Sequence[str]
-) -> Mapping[str, Any] | None:
-    """Return the pushed values for trials; raises InvalidArgumentError unless the names are the sweep's."""
-    if push is not None and set(push) != set(names):
-        wanted = ", ".join(names) or "none"
-        raise InvalidArgumentError(
-            f"sweep {sweep} was started with pushed values {wanted}, and push has {', '.join(push) or 'none'}"
-        )
-    return push
 
 
 def its_cluster(name: str) -> Cluster | None:

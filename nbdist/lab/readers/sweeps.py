@@ -185,7 +185,8 @@ class SweepCache:
         self.holder = holder_of(self.folder / LOG)
         try:
             state = state_of(self.ledger, self.holder is not None, self.reason)
-            notes = [] if self.holder is not None else self._problems()
+            lost = EventLogPart(torn=self._tail.torn, damaged=self._tail.damaged, unread=self._unread)
+            notes = [note for note in (lost.complaint(),) if note and self.holder is None]
             item = item_of(
                 self.folder.name, self.name, self.ledger, state, self.holder, self._about, self.reason, notes
             )
@@ -198,10 +199,6 @@ class SweepCache:
             self._over = True
             if not keep:
                 self.ledger = None
-
-    def _problems(self) -> list[str]:
-        found = EventLogPart(torn=self._tail.torn, damaged=self._tail.damaged, unread=self._unread)
-        return [found.complaint()] if found.complaint() else []
 
     def _break(self, why: str) -> None:
         self.ledger, self._over = None, True
