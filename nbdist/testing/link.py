@@ -145,9 +145,14 @@ def view(link: Link) -> Array:
 
 def made_step(link: Link, value: float = 1.0) -> int | None:
     """Make a step with a gradient of one value; return its staleness, None for a late one."""
-    link.pull()
-    push(link, value)
+    begin_step(link, value)
     return link.wait(0)
+
+
+def begin_step(link: Link, value: float = 1.0, slot: int = 0) -> None:
+    """Pull, and send a gradient of one value."""
+    link.pull()
+    push(link, value, slot)
 
 
 def push(link: Link, value: float, slot: int = 0) -> None:
@@ -263,8 +268,7 @@ class LinkContract:
             for step in range(60):
                 if len(waiting) == SLOTS:
                     assert link.wait(waiting.pop(0)) is not None
-                link.pull()
-                push(link, 1.0, step % SLOTS)
+                begin_step(link, 1.0, step % SLOTS)
                 waiting.append(step % SLOTS)
             for slot in waiting:
                 link.wait(slot)
@@ -325,8 +329,7 @@ class LinkContract:
         shards = [ps.open(shard=f"r/{i}", counts=False) for i in range(2)]
         for _ in range(5):
             for link in shards:
-                link.pull()
-                push(link, 1.0)
+                begin_step(link)
             for link in shards:
                 link.wait(0)
             shards[0].count()
@@ -455,8 +458,7 @@ class LinkContract:
         links[2].pull()
         assert (links[2].version, view(links[2])[0]) == (1, -3)  # two shares of three, of which each is 1
         push(links[2], 1.0)
-        links[0].pull()
-        push(links[0], 1.0)
+        begin_step(links[0])
         assert [links[i].wait(0) for i in (0, 2)] == [0, 0]
         for counts in unfailing(together(3, lambda i: links[i].leave())):
             assert GradientStatistics.from_wire(counts["statistics"]) == GradientStatistics(
@@ -471,11 +473,9 @@ class LinkContract:
         links[2].announce_done()
         for _ in range(3):
             for link in links[:2]:
-                link.pull()
-                push(link, 1.0)
+                begin_step(link)
             assert [link.wait(0) for link in links[:2]] == [0, 0]
-        links[0].pull()
-        push(links[0], 1.0)
+        begin_step(links[0])
         links[1].announce_done()
         with pytest.raises(StepStopped):
             links[0].wait(0)
@@ -489,10 +489,8 @@ class LinkContract:
             assert fast.version == 0
             push(fast, value)
             assert fast.outcome(0) == (KEPT, 0)
-        fast.pull()
-        push(fast, 3.0)
-        slow.pull()
-        push(slow, 4.0)
+        begin_step(fast, 3.0)
+        begin_step(slow, 4.0)
         assert fast.outcome(0) == slow.outcome(0) == (APPLIED, 0)
         fast.pull()
         assert (fast.version, fast.global_step, view(fast)[0]) == (1, 1, -5)
@@ -553,8 +551,7 @@ class LinkContract:
         writer, reader = (ps.open(i, 2, locking=True) for i in range(2))
         with monkeypatch.context() as patch:
             patch.setattr(SGD, "apply", half_way)
-            writer.pull()
-            push(writer, 1.0)
+            begin_step(writer)
             assert reached.wait(PATIENCE)
             ps.looked.clear()
             thread = threading.Thread(target=reader.pull, daemon=True)
@@ -587,8 +584,7 @@ class LinkContract:
         left, *others = (ps.open(i, 3, synchronous=True) for i in range(3))
         left.close()
         for link in others:
-            link.pull()
-            push(link, 1.0)
+            begin_step(link)
         for link in others:
             with pytest.raises(
                 UnavailableError, match="replica 0 is dead, and a synchronous step takes 3 grad"
@@ -689,8 +685,7 @@ class LinkContract:
 
         def waits_for_a_step() -> None:
             link = ps.open(0, 2, shard="step/0", synchronous=True)
-            link.pull()
-            push(link, 1.0)
+            begin_step(link)
             ready.wait(PATIENCE)
             link.wait(0)
 
@@ -767,8 +762,7 @@ class LinkContract:
         broken, fine = ps.open(shard="a/0"), ps.open(shard="b/0")
         with monkeypatch.context() as patch:
             patch.setattr(SGD, "apply", no_memory)
-            broken.pull()
-            push(broken, 1.0)
+            begin_step(broken)
             with pytest.raises(NbdistError, match="MemoryError on /job:local/task:0: cannot take 10 TB"):
                 broken.wait(0)
         assert made_step(fine) == 0  # the server continues for the others
@@ -781,8 +775,7 @@ class LinkContract:
 
     def test_a_server_that_goes_away_is_noticed(self, ps: LocalParameterServer) -> None:
         link = ps.open(0, 2, synchronous=True)
-        link.pull()
-        push(link, 1.0)
+        begin_step(link)
         ps.server.close()
         with pytest.raises(UnavailableError, match="/job:ps/task:0"):
             link.wait(0)
