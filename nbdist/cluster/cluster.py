@@ -80,7 +80,9 @@ class Cluster:
         self._process = os.getpid()
         self._connections = threading.local()
         self._peers: weakref.WeakSet[Peer] = weakref.WeakSet()
-        self._stopped = self._ended = False
+        self._ended = False
+        self.stopped = False
+        """Whether this process has stopped the cluster or closed its connection to it."""
         self.active_runs: set[str] = set()
         """Runs of this process that are under way here; with one, the cluster outlives the process."""
         set_current(self)
@@ -112,7 +114,7 @@ class Cluster:
     @classmethod
     def current(cls) -> Cluster:
         """Return the cluster that this process started or attached to last; NotFoundError if it has none."""
-        if _latest is None or _latest._stopped:
+        if _latest is None or _latest.stopped:
             raise NotFoundError(
                 "this process has no cluster; start one with %cluster start or "
                 "nb.start_cluster(workers=2), or attach to one"
@@ -138,11 +140,6 @@ class Cluster:
     def spec(self) -> Any:
         """The ClusterSpec of the tasks' addresses."""
         return roster_spec(tuple(self.tasks))
-
-    @property
-    def stopped(self) -> bool:
-        """Whether this process has stopped the cluster or closed its connection to it."""
-        return self._stopped
 
     def submit(
         self,
@@ -329,7 +326,7 @@ class Cluster:
         another living process started and that a run uses; without it FailedPreconditionError is raised, and
         nothing is stopped.
         """
-        if self._stopped:
+        if self.stopped:
             return
         if not force:
             self._check_own()
@@ -386,7 +383,7 @@ class Cluster:
 
     def close(self) -> None:
         """Close this process's connections to the cluster, which continues to run."""
-        if not self._stopped:
+        if not self.stopped:
             self._close_connections()
             self._supervisor.close()
 
@@ -397,7 +394,7 @@ class Cluster:
         atexit.register(self._stop_at_exit)
 
     def _close_connections(self) -> None:
-        self._stopped = True
+        self.stopped = True
         atexit.unregister(self._stop_at_exit)
         for peer in list(self._peers):
             peer.close()
@@ -412,11 +409,11 @@ class Cluster:
             self.stop(force=True)
 
     def _await_hub(self) -> None:
-        if not self._stopped:  # a message to a task must not go to its old engine
+        if not self.stopped:  # a message to a task must not go to its old engine
             HubEngines(self.client).wait(HUB_SECONDS)
 
     def _check_up(self) -> None:
-        if self._stopped:
+        if self.stopped:
             raise FailedPreconditionError(
                 f"cluster {self.id} was stopped or closed here; start or attach again"
             )
@@ -430,7 +427,7 @@ class Cluster:
         return ", ".join(f"{n} {job}{'s' * (job == 'worker' and n > 1)}" for job, n in jobs.items())
 
     def __repr__(self) -> str:
-        return f"<Cluster {self.id}: {self.counted}{' (stopped)' if self._stopped else ''}>"
+        return f"<Cluster {self.id}: {self.counted}{' (stopped)' if self.stopped else ''}>"
 
 
 def stop_cluster(cluster: Cluster | None = None, *, force: bool = False) -> None:

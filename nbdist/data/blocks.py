@@ -291,7 +291,7 @@ def permuted(block: Block, random: np.random.Generator) -> Block:
     """Return the block's elements in random order."""
     order = random.permutation(len(block))
     if isinstance(block, Table):
-        return block.taken(order)
+        return block[order]
     if isinstance(block, list):
         return [block[index] for index in order.tolist()]
     return row_numbers(block)[order]

@@ -30,7 +30,7 @@ class Table:
     def __len__(self) -> int:
         return len(self.columns[0])
 
-    def __getitem__(self, part: slice) -> Table:
+    def __getitem__(self, part: slice | NDArray[np.intp]) -> Table:
         return Table(self.structure, [column[part] for column in self.columns])
 
     def __iter__(self) -> Iterator[Any]:
@@ -46,10 +46,6 @@ class Table:
     def batch(self) -> Any:
         """Return all elements as one batch."""
         return rebuild(self.structure, [_stacked(column) for column in self.columns])
-
-    def taken(self, places: NDArray[np.intp]) -> Table:
-        """Return the elements at these places."""
-        return Table(self.structure, [column[places] for column in self.columns])
 
     @staticmethod
     def joined(tables: Sequence[Table]) -> Table:

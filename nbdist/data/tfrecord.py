@@ -235,7 +235,11 @@ def write_tfrecords(
                 except OSError as error:
                     failed = error
                     raise
-                _check_record(record, count)
+                if not isinstance(record, (bytes, bytearray, memoryview)):
+                    raise InvalidArgumentError(
+                        f"record {count} is of type {type(record).__name__}; expected bytes (make_example "
+                        "makes them of named values)"
+                    )
                 file.write(framed(record))
                 count += 1
     except OSError as error:
@@ -246,14 +250,6 @@ def write_tfrecords(
         raise StorageError(
             f"write_tfrecords: {name} cannot be written: {error}. No part of it is kept"
         ) from error
-
-
-def _check_record(record: Any, count: int) -> None:
-    if not isinstance(record, (bytes, bytearray, memoryview)):
-        raise InvalidArgumentError(
-            f"record {count} is of type {type(record).__name__}; expected bytes (make_example makes them of "
-            "named values)"
-        )
 
 
 @contextlib.contextmanager

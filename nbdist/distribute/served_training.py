@@ -74,7 +74,12 @@ class ServedTraining:
         plan, tolerances = self._plan, self._tolerances
         tolerances.open(self, plan.tolerance & Tolerance.RESTORES)
         try:
-            self._open_all()
+            for server in range(plan.rules.servers):
+                open_first = partial(self._open_first, server)
+                if self._survives:
+                    self._links.append(self._tasks.when_it_serves(server, open_first))
+                else:
+                    self._links.append(open_first(self._tasks.servers[server]))
             replica = ServedReplica(
                 self._links, plan.server_of, plan.rules, replica=plan.replica, optimizer=plan.optimizer,
                 tables=plan.tables, rejoins=plan.rejoins, reopen=self._reopen if self._survives else None,
@@ -93,14 +98,6 @@ class ServedTraining:
             self._tasks.task.server.on(EARLIER, lambda frame, sender: lend(replica, plan.shard, frame))
         tolerances.open(self, plan.tolerance)
         return replica
-
-    def _open_all(self) -> None:
-        for server in range(self._plan.rules.servers):
-            open_first = partial(self._open_first, server)
-            if self._survives:
-                self._links.append(self._tasks.when_it_serves(server, open_first))
-            else:
-                self._links.append(open_first(self._tasks.servers[server]))
 
     def _open_first(self, server: int, info: TaskInfo) -> Link:
         request = self._plan.request(server)

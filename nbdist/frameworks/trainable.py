@@ -120,7 +120,9 @@ class FrameworkModel(Trainable):
         self._structure = opened = self.opened(batch)
         leaves = leaves_of(opened)
         for leaf in leaves:
-            if not isinstance(leaf, np.ndarray) or not _are_numbers(leaf.dtype):
+            dtype = leaf.dtype if isinstance(leaf, np.ndarray) else np.dtype(object)
+            # Those of JAX, such as bfloat16 and int4, are types that another package has added: 2.
+            if dtype.kind not in "biufc" and dtype.isbuiltin != 2:
                 kind = f"an array of {leaf.dtype}" if isinstance(leaf, np.ndarray) else type(leaf).__name__
                 raise InvalidArgumentError(
                     f"training takes batches of arrays of numbers, got one with {kind}: encode it as "
@@ -201,11 +203,6 @@ def weights_in(path: Path) -> dict[str, Array] | None:
         except (LookupError, AttributeError, TypeError, ValueError, RecursionError) as error:
             raise file.damaged(error) from None
         return None if known is None else {name: file.read(f"{i:04d}", name) for i, name in enumerate(known)}
-
-
-def _are_numbers(dtype: np.dtype[Any]) -> bool:
-    """Return whether an array of this type has numbers, such as those of JAX: bfloat16, float8, int4."""
-    return dtype.kind in "biufc" or dtype.isbuiltin == 2  # 2: a type that another package has added
 
 
 def _unmarked(number: int) -> None:

@@ -43,7 +43,11 @@ class DeviceSpec:
 
     def __post_init__(self) -> None:
         for field in ("job", "device_type"):
-            _check_word(field, getattr(self, field))
+            word = getattr(self, field)
+            if word is not None and not (isinstance(word, str) and re.fullmatch(r"[^\s/:*]+", word)):
+                raise InvalidArgumentError(
+                    f"a {field.replace('_', ' ')} is a word without spaces and / : *, not {word!r}"
+                )
         for field in ("replica", "task", "device_index"):
             object.__setattr__(self, field, _checked_number(field, getattr(self, field)))
         if self.device_type is not None:
@@ -253,13 +257,6 @@ def _number(name: str, value: str, text: str) -> int:
             f"{name}:{value} in {text!r}: {value!r} is not a number; write it like {name}:0"
         )
     return int(value)
-
-
-def _check_word(field: str, value: Any) -> None:
-    if value is not None and not (isinstance(value, str) and re.fullmatch(r"[^\s/:*]+", value)):
-        raise InvalidArgumentError(
-            f"a {field.replace('_', ' ')} is a word without spaces and / : *, not {value!r}"
-        )
 
 
 def _checked_number(field: str, value: Any) -> int | None:

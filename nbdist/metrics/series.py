@@ -21,12 +21,13 @@ class Downsampled:
     28 bytes each.
     """
 
-    __slots__ = ("_buckets", "_filled", "_points", "_thin", "count")  # there may be very many of them
+    __slots__ = ("_buckets", "_points", "_thin", "count", "held")  # there may be very many of them
 
     def __init__(self, buckets: int) -> None:
         self.count = 0
         self._buckets = buckets
-        self._filled = 0
+        self.held = 0
+        """How many points are held just now, thinned or not."""
         self._thin = 0  # how many points had been seen when it was last thinned
         self._points = np.empty(FIRST, _KEPT)
 
@@ -39,23 +40,23 @@ class Downsampled:
 
     def _append(self, steps: NDArray[Any], values: NDArray[Any], times: NDArray[Any]) -> None:
         new = len(values)
-        if self._filled + new > len(self._points):
+        if self.held + new > len(self._points):
             self._make_room(new)
-        part = self._points[self._filled : self._filled + new]
+        part = self._points[self.held : self.held + new]
         part["order"] = np.arange(self.count, self.count + new)
         part["step"], part["value"], part["time"] = steps, values, times
-        self._filled += new
+        self.held += new
         self.count += new
 
     def kept(self) -> NDArray[np.void]:
         """Return the points kept (fields order, step, value, time) as a view, thinned up to now."""
         if self.count > self._buckets and self._thin != self.count:
             self._thin = self.count
-            points = self._points[: self._filled]
+            points = self._points[: self.held]
             keep = extremes(points["order"] // self._width(), points["value"])
             self._points[: len(keep)] = points[keep]
-            self._filled = len(keep)
-        return self._points[: self._filled]
+            self.held = len(keep)
+        return self._points[: self.held]
 
     def narrow(self, buckets: int) -> None:
         """Use fewer buckets from now on."""
@@ -63,14 +64,9 @@ class Downsampled:
         self._thin = 0
         self._points = self.kept().copy()
 
-    @property
-    def held(self) -> int:
-        """How many points are held just now, thinned or not."""
-        return self._filled
-
     def last(self) -> NDArray[np.void]:
         """Return the newest point, as an array of one."""
-        return self._points[self._filled - 1 : self._filled]
+        return self._points[self.held - 1 : self.held]
 
     def _width(self) -> int:
         return 1 << max(0, (-(-self.count // self._buckets) - 1).bit_length())

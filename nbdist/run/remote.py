@@ -144,8 +144,12 @@ class RemoteOutcomes:
             if self._due(rank, over):
                 self._look(rank)
         if self._without_body and self._without_body == set(self._waiting) and not self._found:
+            never = UnavailableError(
+                f"run {self._run} has never begun: the process that started it ended after it had reserved "
+                "the tasks, and before it had sent them the body. Start it again, from its cell"
+            )
             for rank in list(self._waiting):
-                self._settle(rank, self._never_begun())
+                self._settle(rank, never)
         if self._missing and not self._waiting:
             known = dict(self._found)
             self._found.update({rank: self._lacking(rank, known) for rank in sorted(self._missing)})
@@ -201,12 +205,6 @@ class RemoteOutcomes:
             del self._queued[rank]
             return False
         return True
-
-    def _never_begun(self) -> UnavailableError:
-        return UnavailableError(
-            f"run {self._run} has never begun: the process that started it ended after it had reserved "
-            "the tasks, and before it had sent them the body. Start it again, from its cell"
-        )
 
     def _ask(self, rank: int) -> Frame | None:
         """Return a task's answer, None if it will never have the outcome."""

@@ -320,8 +320,9 @@ class Run(Labelled):
                 f"run {self.id} has ended ({self.status}), and its results are still being fetched: "
                 "wait() waits for them"
             )
-        if not self.over:
-            self.debounce_interrupt()
+        if not self.over and self._debounce.interrupt(again=self._followed.interrupted):
+            self.interrupt()  # unless this process turns out to be ending
+            self.wake()
         return interrupt
 
     def wait_until(self, step: int, timeout: float | None = None) -> Run:
@@ -461,12 +462,6 @@ class Run(Labelled):
         self._followed.interrupted = True
         if self._followed.escalation.interrupt():
             self.stop()
-
-    def debounce_interrupt(self) -> None:
-        """Interrupt the run, unless this process turns out to be ending; see `InterruptDebounce`."""
-        if self._debounce.interrupt(again=self._followed.interrupted):
-            self.interrupt()
-            self.wake()
 
     # Its numbers: from the outcomes, and from the points that the bodies have logged.
 
@@ -672,7 +667,9 @@ class Run(Labelled):
         """End the run. Where an interrupt cuts off a step that hangs, the next call makes the rest."""
         self._make(self._steps_before)
         if not self.over:
-            self._judge()
+            self._followed.error, self.status = finish.verdict(
+                self._record, self.outcomes, self.error, self._followed.interrupted, self._is_to_train
+            )
         self._make(self._steps_after)
 
     def _make(self, steps: list[Callable[[], object]]) -> None:
@@ -693,11 +690,6 @@ class Run(Labelled):
         self.history = finish.history_of(self.results)
         self.model, said = finish.model_of(self.outcomes.get(chief.rank) or {}, self.results)
         self.notes += filter(None, [said])
-
-    def _judge(self) -> None:
-        self._followed.error, self.status = finish.verdict(
-            self._record, self.outcomes, self.error, self._followed.interrupted, self._is_to_train
-        )
 
     def _note_end(self) -> None:
         self._last = self._standing_at_end()

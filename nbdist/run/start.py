@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -160,7 +161,7 @@ def start_run(
         for info in reserved:
             with suppress(NbdistError):  # what went wrong first is what is raised
                 cluster.peer(info.rank).send("run.release", {"run": run_id})
-        _remove_empty(run_id)
+        shutil.rmtree(run_folder(run_id), ignore_errors=True)
         raise
     return opened(run, make_view)
 
@@ -381,14 +382,6 @@ def _record(
         options={k: v for k, v in vars(options).items() if v is not None},
         resumed_from=options.resume or "",
     )
-
-
-def _remove_empty(run_id: str) -> None:
-    folder = run_folder(run_id)
-    if folder.is_dir():
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
 
 
 # Starting a run again, from the body, the inputs, the options and the states in its folder

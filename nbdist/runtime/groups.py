@@ -209,7 +209,7 @@ class World:
             incarnation=int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big"),
             prefix=task.segment_prefix,
             keys=task.keys,
-            bind=_host_of(task.info.address),
+            bind=task.info.address.rpartition("://")[2].rpartition(":")[0] or "127.0.0.1",
             check=self.check,
         )
         with self._coordinator() as peer:
@@ -506,11 +506,6 @@ def _unpacked(array: np.ndarray[Any, Any]) -> dict[str, Any]:
     if not isinstance(endpoint, dict):
         raise InvalidArgumentError(f"an endpoint is a table of plain values, not {endpoint!r}")
     return endpoint
-
-
-def _host_of(address: str) -> str:
-    """Return the host that an address such as tcp://10.0.0.1:4567 or 10.0.0.1:4567 names."""
-    return address.rpartition("://")[2].rpartition(":")[0] or "127.0.0.1"
 
 
 # Rendezvous of a run's tasks: a service on the Server of the first task.

@@ -33,7 +33,7 @@ from nbdist.errors import (
     StorageError,
     UnavailableError,
 )
-from nbdist.graph.scopes import Graph, default_graph
+from nbdist.graph.scopes import default_graph
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.graph.variables import global_step_in
 from nbdist.metrics.timeline import Timeline
@@ -202,22 +202,18 @@ def _step_after(
     return step if timer.should_trigger_for_step(step) else None
 
 
-def global_step_of(graph: Graph | None = None) -> Variable:
-    """Return a graph's global step; FailedPreconditionError if there is none."""
-    if (found := global_step_in(graph or default_graph())) is not None:
-        return found
-    raise FailedPreconditionError(
-        "the graph has no global step, by which this hook counts: call nb.train.get_or_create_global_step(), "
-        "and give it to optimizer.minimize(loss, global_step=...)"
-    )
-
-
 class _StepHook(SessionRunHook):
     """Base of hooks that act by the global step, which each run fetches."""
 
     def begin(self) -> None:
         """Find the global step."""
-        self._global_step = global_step_of()
+        if (found := global_step_in(default_graph())) is None:
+            raise FailedPreconditionError(
+                "the graph has no global step, by which this hook counts: call "
+                "nb.train.get_or_create_global_step(), and give it to optimizer.minimize(loss, "
+                "global_step=...)"
+            )
+        self._global_step = found
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the global step."""

@@ -235,7 +235,7 @@ class Master:
             if own:
                 with name_scope(f"replica_{number}"):
                     inputs = (
-                        self._placeholders(len(own))
+                        [(_like(self.parts.x, k), _like(self.parts.y, k)) for k in range(len(own))]
                         if reading is None
                         else _cut(*reading.share(i, size), own)
                     )
@@ -261,9 +261,6 @@ class Master:
         tower.gradients = self._work_through(tower, copies)
         self._update_states(tower, copies, number)
         return tower
-
-    def _placeholders(self, micro_batches: int) -> list[tuple[Tensor, Tensor]]:
-        return [(_like(self.parts.x, k), _like(self.parts.y, k)) for k in range(micro_batches)]
 
     def _work_through(self, tower: Tower, copies: list[Copier]) -> list[Tensor]:
         """Copy the step for each micro-batch, in the order of the schedule; return the summed gradients."""

@@ -139,12 +139,6 @@ def _part(phase: Phase, dtype: np.dtype[Any], op: str, size: int) -> CollectiveC
 @lru_cache(maxsize=64)
 def _sizes(schedule: RingSchedule, itemsize: int) -> list[Any]:
     """Return the bytes of each round's pieces: one number if all are alike, else by share."""
-    return [
-        _alike([schedule.chunk(number, share) for share in range(schedule.size)], itemsize)
-        for number in range(schedule.rounds)
-    ]
-
-
-def _alike(chunks: Sequence[slice], itemsize: int) -> Any:
-    nbytes = [(chunk.stop - chunk.start) * itemsize for chunk in chunks]
-    return nbytes[0] if len(set(nbytes)) == 1 else np.array(nbytes)
+    chunks = ([schedule.chunk(n, share) for share in range(schedule.size)] for n in range(schedule.rounds))
+    sizes = ([(chunk.stop - chunk.start) * itemsize for chunk in pieces] for pieces in chunks)
+    return [each[0] if len(set(each)) == 1 else np.array(each) for each in sizes]

@@ -466,14 +466,10 @@ class Blockwise:
             self.failed = self.members[member]
             raise
         for output in self._outputs:
-            _copy_back(given[output.position], parts[output.position])
+            array, blocks = given[output.position], parts[output.position]
+            if not np.may_share_memory(array, blocks[0]):  # copies: leading axes could not be merged
+                np.copyto(array, np.concatenate(blocks).reshape(array.shape))
 
 
 def _by_block(operands: Sequence[Operand], given: Sequence[Sequence[Array]]) -> Arguments:
     return list(zip(*(given[o.position] if isinstance(o, CallOperand) else o for o in operands), strict=True))
-
-
-def _copy_back(array: Array, parts: Sequence[Array]) -> None:
-    """Copy blocks back to their array if they are copies: its leading axes could not be merged."""
-    if not np.may_share_memory(array, parts[0]):
-        np.copyto(array, np.concatenate(parts).reshape(array.shape))

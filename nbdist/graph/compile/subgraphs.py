@@ -105,10 +105,8 @@ class SubgraphBuilder:
         """Return the inputs of an op's copy; one that is used for its shape only becomes a placeholder."""
         read = iter(item.inputs)
         needed = set(self.specs.reads(item.node))
-        inputs = []
-        for i in item.node.inputs:
-            inputs.append(self.made[next(read)] if i in needed else self._stand_in(i, piece))
-        return tuple(inputs)
+        inputs = item.node.inputs
+        return tuple(self.made[next(read)] if i in needed else self._stand_in(i, piece) for i in inputs)
 
     def _stand_in(self, node: Tensor, piece: Piece) -> Tensor:
         key = (node, piece.device)

@@ -62,7 +62,7 @@ class Values:
         for node in order:
             kind = self.kinds[node] = self._kind(node)
             shares = kind in (ValueKind.VIEW, ValueKind.CHANGED) or (
-                kind is ValueKind.MADE and self._may_be_view(node)
+                kind is ValueKind.MADE and self._moves_nothing(node) and not self._has_exact_inputs(node)
             )
             self.roots[node] = self.roots[node.inputs[0]] if shares else node
             if kind in (ValueKind.VIEW, ValueKind.CHANGED):
@@ -147,10 +147,6 @@ class Values:
             return False
         self._layouts[node] = after
         return True
-
-    def _may_be_view(self, node: Tensor) -> bool:
-        """Whether a value that a call returns may share its first input's memory."""
-        return self._moves_nothing(node) and not self._has_exact_inputs(node)
 
     def _moves_nothing(self, node: Tensor) -> bool:
         """Whether an op makes a view; an op with a kernel makes one only if the spec stays the same."""

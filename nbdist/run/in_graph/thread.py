@@ -32,7 +32,9 @@ class Gate:
             if self._thread is None or self._sent:
                 return False
             self._sent = True
-            return _raise_in(self._thread, KeyboardInterrupt)
+            # CPython raises it in that thread at its next call or turn of a loop.
+            raised = ctypes.py_object(KeyboardInterrupt)
+            return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), raised))
 
     def __enter__(self) -> None:
         self._thread = threading.get_ident()
@@ -100,11 +102,6 @@ class BodyThread:
             self._outcome = error
         self._ended.set()
         self._after()
-
-
-def _raise_in(thread: int, kind: type[BaseException]) -> bool:
-    """Have CPython raise ``kind`` in a thread at its next call or turn of a loop."""
-    return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind)))
 
 
 def _arrive() -> None:

@@ -131,7 +131,11 @@ class StuckTaskReplacer:
                 new, notes = self._replacement.tasks, self._replacement.notes
                 self.report = replaced_report(self._old, new, self._after, notes)
         except NbdistError as error:
-            self.report = failed_report(self.ended, self._after, error)
+            self.report = (
+                f"{_named(self.ended)} did not stop within {self._after:g} s, and could not be replaced: "
+                f"{error}. See %cluster, and try again with %cluster restart {short_name(self.ended[0])}, or "
+                "end the cluster with %cluster stop"
+            )
             self.error = UnavailableError(self.report)
         except KeyboardInterrupt:  # the next poll starts the replacement again
             self._replacement = None
@@ -170,14 +174,6 @@ def replaced_report(old: list[TaskInfo], new: list[TaskInfo], after: float, note
         for one, other in zip(old, new, strict=True)
     ]
     return "\n".join([*lines, *notes, "All other tasks are as they were: their namespaces are kept."])
-
-
-def failed_report(old: list[TaskInfo], after: float, error: NbdistError) -> str:
-    """Return a report of tasks that did not stop and could not be replaced."""
-    return (
-        f"{_named(old)} did not stop within {after:g} s, and could not be replaced: {error}. See %cluster, "
-        f"and try again with %cluster restart {short_name(old[0])}, or end the cluster with %cluster stop"
-    )
 
 
 def given_up_report(stuck: Iterable[TaskInfo]) -> str:

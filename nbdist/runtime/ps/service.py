@@ -182,7 +182,8 @@ class ParameterService:
             pids = {replica: int(pid) for replica, pid in enumerate(meta.get("pids", ())) if pid}
             hosted.processes = ProcessMonitor(pids)
             hosted.standby = StandbyLocation(**meta["standby"]) if meta.get("standby") else None
-            self._look_around()
+            if self._stop_looking is None:  # for dead and frozen replicas, while there is a shard
+                self._stop_looking = self._server.every(LOOK_SECONDS, self._look)
             self._hosted[hosted.name] = self._numbers[number] = hosted
         hosted.require(layout, tables, rules, asker)
         if rejoins:
@@ -546,11 +547,6 @@ class ParameterService:
         self._server.post(partial(push, one.leaver, Frame("ps.left", meta, arrays)))
 
     # The dead and the frozen. Runs on the server's thread.
-
-    def _look_around(self) -> None:
-        """Check for dead and frozen replicas once a second, while there is a shard."""
-        if self._stop_looking is None:
-            self._stop_looking = self._server.every(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
         if not self._hosted and self._stop_looking is not None:

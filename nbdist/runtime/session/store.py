@@ -73,7 +73,9 @@ class Store:
             if cell is None:
                 self._check_room(size_of(spec), f"variable {name!r} {show(spec.shape)} {spec.dtype}")
                 shape = tuple(n or 0 for n in spec.shape)
-                cell = self._cells[key] = self._new_cell(container, name, Spec(shape, spec.dtype), device)
+                with gpu_scope(device):
+                    memory = backend(device).empty(shape, spec.dtype)
+                cell = self._cells[key] = Cell(container, name, memory, device=device)
             found = Spec(tuple(cell.array.shape), np.dtype(cell.array.dtype))
             if found != Spec(spec.shape, spec.dtype):
                 raise InvalidArgumentError(
@@ -82,10 +84,6 @@ class Store:
                     "is this another model? Empty the container with Session.reset, or use container(...)"
                 )
             return cell
-
-    def _new_cell(self, container: str, name: str, spec: Spec, device: str) -> Cell:
-        with gpu_scope(device):
-            return Cell(container, name, backend(device).empty(spec.shape, spec.dtype), device=device)
 
     def find(self, container: str, name: str, device: str = "CPU:0") -> Cell | None:
         """Return the memory of a variable; None if no graph has used it."""

@@ -451,7 +451,12 @@ class Traces(Generic[TraceType]):
         form = form_of(arguments)
         ones = self.exact.get(form)
         if ones is None:
-            self._check_forms(arguments)
+            if len(self.exact) >= MOST_FORMS:
+                raise InvalidArgumentError(
+                    f"{self.name} was called with {MOST_FORMS} different forms of arguments, and is traced "
+                    f"anew for each: now {arguments!r}. Give numbers that change as arrays, such as "
+                    "np.float32(x)"
+                )
             ones = self.exact[form] = {}
             self.kept.append(arguments)
         if shapes in ones:
@@ -477,13 +482,6 @@ class Traces(Generic[TraceType]):
             )
             raise
         return self.opened[form][1]
-
-    def _check_forms(self, arguments: Any) -> None:
-        if len(self.exact) >= MOST_FORMS:
-            raise InvalidArgumentError(
-                f"{self.name} was called with {MOST_FORMS} different forms of arguments, and is traced anew "
-                f"for each: now {arguments!r}. Give numbers that change as arrays, such as np.float32(x)"
-            )
 
 
 # Pytrees: the nested tuples, lists and dicts that a function takes and returns.

@@ -381,16 +381,13 @@ class StrategyVariables:
             self.local.each(group.finish)
             self._copy_to_host(group)
             self.count_updates()
-        self._take_back_unmade()
+        # No step counts that this replica has pushed and that was not made, because others had stopped.
+        unmade = max((g.replicas[0].report.unmade for g in self.groups if g.replicas), default=0)
+        self.context.progress.step -= unmade
         if keeps is not None and self.strategy.keeps_slots:
             keeps()
         self.boundary.end()
         self._close_replicas()
-
-    def _take_back_unmade(self) -> None:
-        """Count no step that this replica has pushed and that was not made, because others had stopped."""
-        unmade = max((g.replicas[0].report.unmade for g in self.groups if g.replicas), default=0)
-        self.context.progress.step -= unmade
 
     def ask_state(self) -> bool:
         """Return whether the chief has all that a state needs; if not, the next step brings it."""
