@@ -6,7 +6,6 @@ the chief takes the mean of R gradients, applies it, counts the step, and puts a
 
 from __future__ import annotations
 
-import operator
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from nbdist.data.arguments import whole_number
 from nbdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, NbdistError
 from nbdist.graph.ops.accumulators import ConditionalAccumulator, SparseConditionalAccumulator
 from nbdist.graph.ops.state import group
@@ -71,9 +71,9 @@ class SyncReplicasOptimizer:
     ) -> None:
         if not isinstance(opt, Optimizer):
             raise InvalidArgumentError(f"SyncReplicasOptimizer wraps an optimizer, got {opt!r}")
-        self.replicas_to_aggregate = _positive("replicas_to_aggregate", replicas_to_aggregate)
+        self.replicas_to_aggregate = whole_number("replicas_to_aggregate", replicas_to_aggregate, 1)
         total = self.replicas_to_aggregate if total_num_replicas is None else total_num_replicas
-        self.total_num_replicas = _positive("total_num_replicas", total)
+        self.total_num_replicas = whole_number("total_num_replicas", total, 1)
         self._opt, self._name = opt, name
         self._shared: Aggregation | None = None
 
@@ -227,16 +227,6 @@ class SyncReplicasOptimizer:
             f"SyncReplicasOptimizer({self._opt!r}, replicas_to_aggregate={self.replicas_to_aggregate}, "
             f"total_num_replicas={self.total_num_replicas})"
         )
-
-
-def _positive(name: str, count: Any) -> int:
-    try:
-        number = 0 if isinstance(count, (bool, np.bool)) else operator.index(count)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise InvalidArgumentError(f"{name} is a whole number of 1 or more, got {count!r}")
-    return number
 
 
 # The shared part of the graph: accumulators beside the variables, tokens, and the chief's step.
