@@ -10,7 +10,7 @@ import csv
 import io
 import itertools
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any, TextIO
 
@@ -218,12 +218,10 @@ class CsvRows:
         """Return rows as a table, or, if a column cannot be converted as a whole, as dicts."""
         rows = [fields for _, fields in block if len(fields) == width]
         if len(rows) == len(block):
-            try:
+            with suppress(ValueError, OverflowError):
                 table = list(zip(*rows, strict=True))
                 found = [self._column(name, table[place], types[name]) for name, place in places.items()]
                 return Table(dict.fromkeys(places, 0), [_array(column) for column in found])
-            except (ValueError, OverflowError):
-                pass
         typed: list[Any] = []
         for line, fields in block:
             try:

@@ -448,16 +448,12 @@ class Objective(Trainable):
                 np.copyto(self.states[v], array)
             resident.newest = False
 
-    def _in_bfloat16(self) -> Objective:
-        """Return the same, in a graph that computes in bfloat16."""
-        network = self.network
-        other = Network(network.layers, network.shape, None, network.pipeline, BFLOAT16, xla=True)
-        return Objective(other, self._weights, self.loss, self._measured)
-
     def parts(self, xla: bool = False) -> Parts:
         """Return the step as tensors."""
         if self.network.precision == BFLOAT16 and xla and not self.network.graph.half:
-            return self._in_bfloat16().parts(xla=True)
+            network = self.network
+            other = Network(network.layers, network.shape, None, network.pipeline, BFLOAT16, xla=True)
+            return Objective(other, self._weights, self.loss, self._measured).parts(xla=True)
         if self.network.precision != "float32" and not xla:
             raise InvalidArgumentError(
                 f"in-graph replicas compute in float32, and the model has "

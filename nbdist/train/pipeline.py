@@ -62,10 +62,8 @@ def bubble_fraction(stages: int, micro_batches: int, schedule: str = "gpipe") ->
 
 def _order(stage: int, stages: int, micro_batches: int, schedule: str) -> list[tuple[int, bool]]:
     """Return a stage's own order of (micro-batch, forward)."""
-    if schedule == "gpipe":
-        ahead = micro_batches
-    else:  # enough under way that the last stage can always give one back
-        ahead = min(micro_batches, stages - stage)
+    # Else enough is under way that the last stage can always give one back.
+    ahead = micro_batches if schedule == "gpipe" else min(micro_batches, stages - stage)
     order = [(m, True) for m in range(ahead)]
     for m in range(micro_batches):
         order.append((m, False))

@@ -29,7 +29,7 @@ from nbdist.run.body_error import Hint, with_hint
 from nbdist.run.recovery.shutdown import REPLACE_AFTER, SIGNAL_AFTER, StuckTaskReplacer
 from nbdist.sweep import commands
 from nbdist.sweep.events import EndState, Reported, Started
-from nbdist.sweep.state import Ledger, Trial
+from nbdist.sweep.state import Ledger
 from nbdist.trials.protocol import TrialSpec
 from nbdist.trials.store import Record
 from nbdist.trials.workers import Attempt, Engines
@@ -388,18 +388,14 @@ class CircuitBreaker:
             if trial.step is not None or now - (trial.started_at or now) > longest:
                 self._least = failed + 1
                 return None
-        return all_failed(those[0], failed)
-
-
-def all_failed(first: Trial, count: int) -> WorkerError:
-    """Return the error for a sweep in which all trials have failed, with the first trial's traceback."""
-    given = " ".join(f"{name}={value!r}" for name, value in first.parameters.items())
-    failed = "the first trial" if count == 1 else f"all of the first {count} trials"
-    error = WorkerError(
-        f"{failed} failed, and the sweep has ended. Trial {first.number} ({given}):\n{first.error}"
-    )
-    error.ename, error.evalue = last_line(first.error)
-    return error
+        first = those[0]
+        given = " ".join(f"{name}={value!r}" for name, value in first.parameters.items())
+        of_them = "the first trial" if failed == 1 else f"all of the first {failed} trials"
+        error = WorkerError(
+            f"{of_them} failed, and the sweep has ended. Trial {first.number} ({given}):\n{first.error}"
+        )
+        error.ename, error.evalue = last_line(first.error)
+        return error
 
 
 def last_line(text: str) -> tuple[str, str]:

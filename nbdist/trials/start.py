@@ -305,12 +305,9 @@ def say_if_other(
 
 def its_cluster(name: str) -> Cluster | None:
     """Return the cluster that a sweep ran on, if it lives."""
-    try:
-        current = Cluster.current()
-        if current.id == name:
+    with suppress(NotFoundError):
+        if (current := Cluster.current()).id == name:
             return current
-    except NotFoundError:
-        pass
     if name not in living():
         return None
     cluster = Cluster.attach(name)

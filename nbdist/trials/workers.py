@@ -251,7 +251,10 @@ class Engines:
         idle = [
             one for one in self._all.values() if one.trial is None and one.present is None and not one.gone
         ]
-        return not any(one.serving or pending(one.calls, one.info.rank) for one in idle)
+        return not any(
+            one.serving or (one.calls is not None and one.info.rank not in one.calls.ready_ranks())
+            for one in idle
+        )
 
     def wait(self, wake: int, seconds: float) -> None:
         """Wait until an engine says something, ``wake`` becomes readable, or so many seconds are over."""
@@ -369,8 +372,3 @@ class Engines:
 def key_of(trial: TrialSpec) -> Attempt:
     """Return which attempt this is."""
     return trial.number, trial.attempt
-
-
-def pending(calls: Calls | None, rank: int) -> bool:
-    """Whether a call is under way."""
-    return calls is not None and rank not in calls.ready_ranks()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import shlex
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -222,15 +223,13 @@ def with_settings(text: str) -> tuple[str, dict[str, Any]]:
     >>> with_settings("asha(eta=3, first=2)"), with_settings("none")
     (('asha', {'eta': 3, 'first': 2}), ('none', {}))
     """
-    try:
+    with suppress(SyntaxError, ValueError):
         node = ast.parse(text, mode="eval").body
         if isinstance(node, ast.Name) or text.replace("-", "_").isidentifier():
             return text, {}
         if isinstance(node, ast.Call) and not node.args:
             settings = {str(one.arg): ast.literal_eval(one.value) for one in node.keywords if one.arg}
             return ast.unparse(node.func).replace(" - ", "-"), settings
-    except (SyntaxError, ValueError):
-        pass
     raise InvalidArgumentError("write a name, or a name with settings such as asha(eta=3)")
 
 

@@ -121,20 +121,15 @@ def preload() -> None:
     """Import what every engine needs, before the engines are forked."""
     import ipyparallel.engine.app  # noqa: F401 - for the children
 
-    decline_debugger()
-    for name in PRELOADED:
-        with suppress(Exception):  # an engine that needs the module imports it again, and raises
-            importlib.import_module(name)
-
-
-def decline_debugger() -> None:
-    """Hide debugpy from ipykernel: importing it takes 0.13 s, and engines offer no debugger."""
-    if "debugpy" not in sys.modules:
+    if "debugpy" not in sys.modules:  # importing it takes 0.13 s, and engines offer no debugger
         sys.modules["debugpy"] = None  # type: ignore[assignment]  # Python's own way to forbid an import
         try:
             import ipykernel.debugger  # noqa: F401 - it looks for debugpy once, now
         finally:
             del sys.modules["debugpy"]
+    for name in PRELOADED:
+        with suppress(Exception):  # an engine that needs the module imports it again, and raises
+            importlib.import_module(name)
 
 
 if __name__ == "__main__":

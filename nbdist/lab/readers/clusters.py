@@ -79,9 +79,12 @@ class Clusters:
 
     def one(self, cluster_id: str) -> ClusterStatus | None:
         """Return the status of one cluster, of nbdist or of ipyparallel, as of the last poll."""
-        if cluster_id in self._found:
-            return parallel_status(cluster_id, self._found[cluster_id])
-        return self.seen.get(cluster_id)
+        if (found := self._found.get(cluster_id)) is None:
+            return self.seen.get(cluster_id)
+        engines = enumerate(found.cluster.pids)
+        tasks = tuple(TaskInfo("engine", n, n, host_identity(), pid, "", "", 0) for n, pid in engines)
+        description = ClusterDescription(None, len(tasks), 0, found.cluster.launcher, tasks)
+        return ClusterStatus(cluster_id, "running", found.written, description, written=found.written)
 
     def close(self) -> None:
         """Disconnect from all supervisors; a later poll connects again."""
@@ -125,16 +128,6 @@ def cluster_folders(folder: Path) -> tuple[list[str], str | None]:
     except OSError as error:
         return [], f"{folder} cannot be read: {error.strerror}"
     return [name for name in names if VALID_ID.fullmatch(name)], None
-
-
-def parallel_status(cluster_id: str, found: FoundCluster) -> ClusterStatus:
-    """Return an ipyparallel cluster as a status with its engines as tasks."""
-    tasks = tuple(
-        TaskInfo("engine", number, number, host_identity(), pid, "", "", 0)
-        for number, pid in enumerate(found.cluster.pids)
-    )
-    description = ClusterDescription(None, len(tasks), 0, found.cluster.launcher, tasks)
-    return ClusterStatus(cluster_id, "running", found.written, description, written=found.written)
 
 
 # One nbdist cluster, read from its folder, its supervisor and its processes.

@@ -68,7 +68,10 @@ def item_of(record: RunRecord, progress: RunProgress, folder_status: FolderStatu
     rate = None
     if active and status != "paused" and standing is not None and progress.knows_rate:
         rate = rounded(max(0.0, standing.steps_per_second))
-    training = is_training(record, progress, folder_status)
+    training = record.trained
+    if training is None:  # as far as its files show
+        asked = record.options.get("strategy") or record.options.get("epochs")
+        training = folder_status.metric is not None or progress.has_session or bool(asked)
     why = why_not(record, status, training, folder_status.resumable, in_session=progress.has_session)
     return {
         "id": record.id,
@@ -105,14 +108,6 @@ def item_of(record: RunRecord, progress: RunProgress, folder_status: FolderStatu
         "can": {command: command not in why for command in COMMANDS},
         "why": why,
     }
-
-
-def is_training(record: RunRecord, progress: RunProgress, folder_status: FolderStatus) -> bool:
-    """Return whether a run trains or logs metrics, as far as its files show; a plain cell does neither."""
-    if record.trained is not None:
-        return record.trained
-    asked = record.options.get("strategy") or record.options.get("epochs")
-    return folder_status.metric is not None or progress.has_session or bool(asked)
 
 
 def status_of(record: RunRecord, progress: RunProgress, folder_status: FolderStatus) -> tuple[str, list[str]]:

@@ -14,7 +14,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "linear": lambda x: x,
     "relu": functional.relu,
     "sigmoid": functional.sigmoid,
-    "softmax": lambda x: functional.softmax(_in_float32(x)),
+    # A softmax is a sum, and its small values are what a loss looks at.
+    "softmax": lambda x: functional.softmax(x.astype(np.float32) if x.dtype == np.float16 else x),
     "tanh": symbolic.tanh,
     "gelu": functional.gelu,
     "silu": lambda x: x * functional.sigmoid(x),
@@ -23,11 +24,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "elu": lambda x: symbolic.where(x > 0, x, symbolic.expm1(symbolic.where(x > 0, 0, x))),
 }
 """Activations by the name that layers take."""
-
-
-def _in_float32(x: Tensor) -> Tensor:
-    """Return float16 as float32: a softmax is a sum, and its small values are what a loss looks at."""
-    return x.astype(np.float32) if x.dtype == np.float16 else x
 
 
 def checked_activation(activation: str | None) -> str:

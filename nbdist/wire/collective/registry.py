@@ -110,7 +110,10 @@ def form(member: Member, exchange: Exchange, kind: str = "auto", timeout: float 
     endpoint: Endpoint | None = None
     failure: NbdistError | None = None
     try:
-        endpoint = _make_endpoint(member, chosen, with_gpu=kind == "auto" and is_likely())
+        if kind == "auto" and is_likely():
+            with suppress(MissingExtra, UnavailableError):
+                endpoint = NcclEndpoint(member, COLLECTIVES[chosen].make, needed=False)
+        endpoint = endpoint or COLLECTIVES[chosen].make(member)
     except NbdistError as error:
         failure = error
     try:
@@ -140,10 +143,3 @@ def form(member: Member, exchange: Exchange, kind: str = "auto", timeout: float 
     group = form(member, exchange, "ring", timeout)
     group.notes.append(f"values travel over sockets because shared memory is full: {reasons}")
     return group
-
-
-def _make_endpoint(member: Member, kind: str, with_gpu: bool) -> Endpoint:
-    if with_gpu:
-        with suppress(MissingExtra, UnavailableError):
-            return NcclEndpoint(member, COLLECTIVES[kind].make, needed=False)
-    return COLLECTIVES[kind].make(member)

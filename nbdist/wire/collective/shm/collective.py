@@ -85,7 +85,8 @@ class ShmCollective(Collective):
         """Return zeros in shared memory; an ordinary array, with a note, if a rank has no room."""
         buffer = SymmetricBuffer(self._prefix, tuple(shape), np.dtype(dtype).newbyteorder("="))
         try:
-            infos = read_infos(self.all_gather(buffer.info))
+            texts = [info.tobytes().rstrip(b"\0").decode() for info in self.all_gather(buffer.info)]
+            infos = [(name, asked) for name, _, asked in (text.partition(" ") for text in texts)]
             calls = {rank: asked for rank, (_, asked) in enumerate(infos)}
             try:
                 GroupBroken.raise_unless_same(calls, self.sequence, self.labels)
@@ -484,12 +485,6 @@ class SymmetricBuffers:
             combine(call, [row[at:end] for row in rows], result)
             if self._rank >= 2:
                 np.copyto(own[at:end], result)
-
-
-def read_infos(infos: Array) -> list[tuple[str, str]]:
-    """Return the name of each rank's segment, and its call as text."""
-    texts = [info.tobytes().rstrip(b"\0").decode() for info in infos]
-    return [(name, asked) for name, _, asked in (text.partition(" ") for text in texts)]
 
 
 def _begin(x: Array) -> int:
