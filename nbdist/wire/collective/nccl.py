@@ -392,10 +392,7 @@ def gpu_here(number: int | None = None) -> CupyDevice:
 
     Raises MissingExtra or UnavailableError if it cannot use NCCL.
     """
-    try:
-        import cupy
-    except ImportError as error:
-        raise MissingExtra("gpu", "NCCL") from error
+    cupy = _cupy()
     try:
         seen = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -410,6 +407,14 @@ def gpu_here(number: int | None = None) -> CupyDevice:
         )
     device = cupy.cuda.Device() if number is None else cupy.cuda.Device(number)
     return CupyDevice(cupy, nccl, device.id, device.pci_bus_id)
+
+
+def _cupy() -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise MissingExtra("gpu", "NCCL") from error
+    return cupy
 
 
 def _nccl() -> Any:
