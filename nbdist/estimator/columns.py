@@ -123,8 +123,8 @@ class NumericColumn(DenseColumn):
         raw = feature_of(features, self.key)
         try:
             values = raw.astype(np.float32, casting="same_kind" if raw.dtype.kind == "c" else "unsafe")
-            values = values.reshape(len(raw), -1)
-        except (TypeError, ValueError):
+            values = _rows(values)
+        except (TypeError, ValueError, OverflowError):
             raise InvalidArgumentError(
                 f"numeric_column {self.key!r} takes numbers, and the feature has {raw.dtype}: use a "
                 "categorical column, or convert it in the input function"
@@ -226,7 +226,7 @@ class VocabularyColumn(CategoricalColumn):
     def transform(self, features: Features) -> Array:
         """Return the number of each value in the vocabulary."""
         raw = feature_of(features, self.key)
-        values = raw.reshape(len(raw), -1)
+        values = _rows(raw)
         known = np.asarray(self.vocabulary)
         if known.dtype.kind in "US":
             values = texts_of(values)
@@ -262,7 +262,7 @@ class HashColumn(CategoricalColumn):
     def transform(self, features: Features) -> Array:
         """Return the bucket of each value; an empty text, and the whole number -1, have none."""
         raw = feature_of(features, self.key)
-        values = raw.reshape(len(raw), -1)
+        values = _rows(raw)
         buckets = hash_texts(texts_of(values)) % np.uint64(self.size)
         return np.where(is_missing(values), NONE, buckets.astype(np.int64))
 
@@ -290,7 +290,7 @@ class CrossedColumn(CategoricalColumn):
         for one in self.keys:
             if isinstance(one, str):
                 raw = feature_of(features, one)
-                values = raw.reshape(len(raw), -1)
+                values = _rows(raw)
                 parts.append((hash_texts(texts_of(values)), is_missing(values)))
             else:
                 ids = one.transform(features)
@@ -672,6 +672,13 @@ def feature_of(features: Features, key: str) -> Array:
     if key not in features:
         raise InvalidArgumentError(f"the features have no {key!r}; {choices(key, features)}")
     return np.asarray(features[key])
+
+
+def _rows(values: Array) -> Array:
+    """Return (batch, values), also of an empty batch, for which NumPy finds no -1."""
+    if not values.ndim:
+        raise InvalidArgumentError(f"a feature is an array of a batch's values, not {values.item()!r}")
+    return values.reshape(len(values), int(np.prod(values.shape[1:])))
 
 
 def transformed_of(features: Mapping[str, Tensor], column: FeatureColumn) -> Tensor:

@@ -163,6 +163,8 @@ class ExportedModel:
             self._columns: dict[str, FeatureColumn] = {
                 name: column_of(data) for name, data in self.signature.get("columns", {}).items()
             }
+            if not all(isinstance(column, FeatureColumn) for column in self._columns.values()):
+                raise TypeError("columns are objects of feature columns")
             indices = [int(one["tensor"]) for one in [*inputs.values(), *outputs.values()]]
         except NotAllowedError:
             raise
@@ -208,6 +210,13 @@ class ExportedModel:
         found = self._programs[shapes](*arrays.values())
         return {name: np.array(value) for name, value in zip(self._outputs, found, strict=True)}
 
+    @property
+    def alone(self) -> str:
+        """What one array is called that is given without a name: the first input, or its raw feature."""
+        name = next(iter(self._inputs))
+        column = self._columns.get(name)
+        return str(getattr(getattr(column, "source", column), "key", name))
+
     def inputs_of(self, features: Any) -> dict[str, Array]:
         """Return the arrays that the graph takes for a batch, by input, such as those of an ONNX file.
 
@@ -215,10 +224,11 @@ class ExportedModel:
 
         Raises InvalidArgumentError as a call.
         """
-        given = dict(features) if isinstance(features, Mapping) else {next(iter(self._inputs)): features}
+        raw = features if isinstance(features, Mapping) else {self.alone: features}
+        given = dict(raw)
         for name, column in self._columns.items():
-            if name not in given or name == column.name:
-                given[name] = column.transform(given)
+            if name not in raw or name == column.name:
+                given[name] = column.transform(raw)  # of raw: another column may take the same feature
         arrays = {}
         for name, wanted in self._inputs.items():
             if name not in given:

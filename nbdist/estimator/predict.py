@@ -77,7 +77,7 @@ def _example(model: ExportedModel, line: str, number: int) -> dict[str, Array]:
     except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"line {number} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        found = {next(iter(inputs)): found} if len(inputs) == 1 else {}
+        found = {model.alone: found} if len(inputs) == 1 else {}
     if columns:
         try:
             arrays = model.inputs_of({name: [value] for name, value in found.items()})

@@ -180,7 +180,10 @@ def _keras(module: ModuleType, patches: Patches) -> None:
             report(self.batch_logs, progress.step)
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            found = {name: value for name, value in (logs or {}).items() if name not in self.batch_logs}
+            last = {name: _as_number(value) for name, value in self.batch_logs.items()}
+            found = {
+                name: value for name, value in (logs or {}).items() if _as_number(value) != last.get(name)
+            }
             report(found, current().progress.step)
 
     def initialize(

@@ -257,7 +257,9 @@ class ProgressTracker:
         # A busy client also receives the beginning of a pause late.
         self._began = min(self._began, now - own - latest.paused)
         latest.rate = progress.get("learning_rate")
-        latest.changes |= {step: rate for step, rate in progress.get("rates", ()) if step >= began}
+        # What a process makes again is not kept.
+        kept = {step: rate for step, rate in latest.changes.items() if step < began}
+        latest.changes = kept | {step: rate for step, rate in progress.get("rates", ()) if step >= began}
         latest.devices = tuple(progress.get("devices") or latest.devices)
         latest.gpu, latest.cores = progress.get("gpu") or latest.gpu, progress.get("cores") or latest.cores
         latest.input = progress.get("input") or latest.input

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from nbdist.errors import InvalidArgumentError
 from nbdist.keras_arguments import keras_arguments
 from nbdist.text import measured
 from nbdist.train.context import Context, current
+from nbdist.train.logging import as_number
 
 
 class Callback:
@@ -210,13 +209,13 @@ class History:
         for callback in self._callbacks if whole else ():
             callback.on_epoch_end(epoch, logs)
         for name, value in list(logs.items()):
-            if not isinstance(value, (int, float, np.ndarray, np.number)) or np.ndim(value):
+            try:
+                logs[name] = as_number(name, value)
+            except InvalidArgumentError:
                 current().note(
                     f"{name}, which a callback gives for an epoch, is no number: no history has it"
                 )
                 del logs[name]
-            else:
-                logs[name] = float(value)
         if self._context is not None:
             self._context.last_epoch = logs
         for name, value in logs.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -61,8 +62,10 @@ def log(series: Mapping[str, Any] | None = None, /, *, step: int | None = None, 
         _record(context, context.recorder, at, values)
 
 
-NOT_TRAINED = ("val_", "val/", "valid", "test", "eval")
-"""How names of losses begin with which nothing is trained."""
+NOT_TRAINED = re.compile(
+    r"(?:^|[^a-z])(?:val(?![a-z])|valid|test|eval|dev(?![a-z])|best|min(?![a-z])|loss_scale)"
+)
+"""What the names of losses have with which nothing is trained."""
 
 
 def losses_in(values: Mapping[str, float]) -> list[str]:
@@ -71,7 +74,7 @@ def losses_in(values: Mapping[str, float]) -> list[str]:
     >>> losses_in({"train/loss": 0.5, "value_loss": 0.5, "val_loss": 0.5, "accuracy": 1.0})
     ['train/loss', 'value_loss']
     """
-    return [name for name in values if "loss" in name and not name.startswith(NOT_TRAINED)]
+    return [name for name in values if "loss" in name and not NOT_TRAINED.search(name.lower())]
 
 
 def see_not_finite(context: Context, values: Mapping[str, float], step: int | None) -> None:

@@ -206,6 +206,23 @@ def test_an_export_takes_raw_features(tmp_path: Path, capsys: pytest.CaptureFixt
         predict({"age": features["age"]})
 
 
+@pytest.mark.parametrize("kind", ["two of one feature", "one without a name"])
+def test_columns_take_a_feature_as_it_is(tmp_path: Path, kind: str) -> None:
+    e, age = nb.estimator, np.arange(60) * 7919 - 1
+    if kind == "one without a name":
+        columns: list[Any] = [e.bucketized_column(numeric_column("age"), [9e4, 2e5])]
+    else:
+        columns = [numeric_column("age", normalizer_fn=lambda x: x / 1e6)]
+        columns += [indicator_column(categorical_column_with_hash_bucket("age", 50))]
+    rows = lambda: nb.data.Dataset.from_arrays({"age": age}, Y == 1).batch(20)
+    estimator = DNNClassifier([4], columns, tmp_path / "m", config=QUIET).train(rows)
+    predict = ExportedModel(estimator.export(tmp_path / "e", {"age": age}))
+    expected = np.array([one["logistic"] for one in estimator.predict(rows)])
+    for given in ({"age": age}, *([age] if kind == "one without a name" else [])):
+        np.testing.assert_allclose(predict(given)["logistic"], expected, rtol=1e-5)
+    assert predict({"age": age[:0]})["logistic"].shape == (0, 1)
+
+
 def test_a_normalizer_that_does_not_record(tmp_path: Path) -> None:
     def root(x: Any) -> Any:
         return np.vectorize(math.sqrt)(x)
@@ -238,6 +255,7 @@ def test_damaged_columns(tmp_path: Path) -> None:
         ('"NumericColumn"', '"Other"'),
         ('"key"', '"clef"'),
         ('"columns": {', '"columns": [], "b": {'),
+        ('"columns": {', '"columns": {"x": [1]}, "b": {'),
     ]:
         assert old in text
         (folder / "signature.json").write_text(text.replace(old, new))

@@ -57,7 +57,15 @@ def test_points_have_the_replicas_step_or_the_given_one(context: Context) -> Non
 
 
 def test_the_first_loss_that_is_not_finite_is_noted(context: Context) -> None:
-    nb.log(loss=1.0, val_loss=math.nan, norm=math.inf)
+    nb.log(
+        {
+            "loss": 1.0,
+            "best_val_loss": math.inf,
+            "Val_loss": math.nan,
+            "loss_scale": math.inf,
+            "norm": math.inf,
+        }
+    )
     nb.log(loss=2.0)
     assert context.progress.not_finite == []
     nb.log({"loss": math.nan, "aux_loss": math.inf})
