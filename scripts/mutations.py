@@ -106,8 +106,8 @@ MUTATIONS = (
     Mutation(
         "broken route",
         "nbdist/lab/app.py",
-        '(f"/runs/{ID}/labels", RunLabelsHandler)',
-        '(f"/run/{ID}/labels", RunLabelsHandler)',
+        '(f"/runs/{ID}/labels", act.RunLabelsHandler)',
+        '(f"/run/{ID}/labels", act.RunLabelsHandler)',
         ("tests/lab",),
     ),
 )
