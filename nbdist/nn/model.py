@@ -211,7 +211,7 @@ class Model(KerasAttributes):
         - ``y``: the labels of an array of examples, (rows, ...); None with a Dataset
         - ``epochs``: how often to go through the data, 1 or more
         - ``batch_size``: examples per step of all replicas together, for arrays; None for 32
-        - ``steps_per_epoch``: steps of an epoch, 1 or more; it goes on where the one before ended. None for
+        - ``steps_per_epoch``: steps of an epoch, 1 or more; it continues where the one before ended. None for
           one pass through the data
         - ``validation_data``: a Dataset of batches or a pair of arrays, evaluated after each epoch, or None
         - ``callbacks``: a list of ``nb.train.Callback``

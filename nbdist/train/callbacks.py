@@ -36,7 +36,7 @@ class Callback:
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
         """Run after a complete epoch: ``epoch`` is its number from 0, ``logs`` its mean loss and metrics.
 
-        Values that it adds to ``logs`` are in the history, too.
+        Numbers that it adds to ``logs`` are in the history, too.
         """
 
     def on_train_end(self) -> None:
@@ -213,7 +213,7 @@ class History:
                 logs[name] = as_number(name, value)
             except InvalidArgumentError:
                 current().note(
-                    f"{name}, which a callback gives for an epoch, is no number: no history has it"
+                    f"{name}, which a callback gives for an epoch, is not a number: the history leaves it out"
                 )
                 del logs[name]
         if self._context is not None:

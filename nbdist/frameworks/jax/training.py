@@ -84,7 +84,7 @@ def fit(
       that keep the optimizer on the workers: not ps, nor central
     - ``epochs``: how often to go through the data, 1 or more
     - ``batch_size``: examples of a batch, for arrays; None for 32
-    - ``steps_per_epoch``: steps of an epoch, 1 or more; it goes on where the one before ended. None for
+    - ``steps_per_epoch``: steps of an epoch, 1 or more; it continues where the one before ended. None for
       one pass through the data
     - ``validation_data``: a Dataset of batches or arrays, measured after each epoch by the chief, or None
     - ``callbacks``: a list of ``nb.train.Callback``; their ``model`` is a function that returns the newest

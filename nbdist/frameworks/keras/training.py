@@ -64,7 +64,7 @@ def fit(
     - ``shuffle``: whether the examples of arrays are shuffled
     - ``class_weight``: weights of classes by number, 0 or more; None for 1
     - ``sample_weight``: a weight of each example, 0 or more, for arrays; None for 1
-    - ``steps_per_epoch``: steps of an epoch, 1 or more; it goes on where the one before ended. None for
+    - ``steps_per_epoch``: steps of an epoch, 1 or more; it continues where the one before ended. None for
       one pass through the data
     - ``nan``: for steps with a NaN or infinite loss or gradient: "stop" raises NanLossError, "skip" leaves
       them out

@@ -88,7 +88,7 @@ def fit(
       update; asynchronous replicas make them together
     - ``epochs``: how often to go through the data, 1 or more; ``--epochs`` overrides it
     - ``batch_size``: examples of a batch, where the data has none; None for 32
-    - ``steps_per_epoch``: steps of an epoch, 1 or more; it goes on where the one before ended. None for
+    - ``steps_per_epoch``: steps of an epoch, 1 or more; it continues where the one before ended. None for
       one pass through the data
     - ``validation_data``: data as above, evaluated by the chief after each epoch, or None
     - ``callbacks``: a list of ``nb.train.Callback``
