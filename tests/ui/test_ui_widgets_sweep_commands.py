@@ -1,4 +1,5 @@
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import comm
@@ -10,8 +11,9 @@ from nbdist.ui.widgets.sweep_commands import take_commands, target_of
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, Any]]]:
     """What the kernel's side of the comms sends; no comm of another test's sweep is among the kernel's."""
+    gc.collect()  # a sweep closes its comm at the manager that the process has then: before, and afterwards
     sent: list[tuple[str, Any]] = []
     manager = comm.base_comm.CommManager()
 
@@ -21,7 +23,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
     monkeypatch.setattr(comm, "create_comm", Channel)
     monkeypatch.setattr(comm, "get_comm_manager", lambda: manager)
-    return sent
+    yield sent
+    gc.collect()
 
 
 def send(sweep: ShownSweep, content: Any) -> None:
