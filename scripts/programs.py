@@ -1,9 +1,9 @@
 """Installs programs that the tests run, if they are missing and the user is root.
 
-python scripts/programs.py g++           # for make check
-python scripts/programs.py chromium ip   # for make test, in addition
+python scripts/programs.py g++                # for make check
+python scripts/programs.py chromium ip sshd   # for make test, in addition
 
-Without root, a missing program is an error; only without `ip` the tests on two hosts are skipped.
+Without root, a missing program is an error; only without `ip` or `sshd` the tests on hosts are skipped.
 """
 
 import os
@@ -11,15 +11,21 @@ import shutil
 import subprocess
 import sys
 
-PACKAGES = {"g++": "g++", "chromium": "chromium", "ip": "iproute2"}  # by program
+PACKAGES = {"g++": "g++", "chromium": "chromium", "ip": "iproute2", "sshd": "openssh-server"}  # by program
+SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin"  # where a user's PATH does not look for sshd
 REASONS = {
     "g++": "the tests of GPU kernels run them on the host, compiled with `g++`",
     "chromium": "the browser tests need a `chromium` on the PATH",
 }
 
 
+def found(program: str) -> bool:
+    path = f"{os.environ.get('PATH', os.defpath)}:{SYSTEM}"
+    return shutil.which(program, path=path) is not None
+
+
 def main() -> None:
-    missing = [program for program in sys.argv[1:] if not shutil.which(program)]
+    missing = [program for program in sys.argv[1:] if not found(program)]
     if not missing:
         return
     if not (hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get")):

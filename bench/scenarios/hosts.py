@@ -23,7 +23,7 @@ SERVED = {"ps0": "a", "worker0": "a", "worker1": "b"}
 def hosts_of_tests() -> Iterator[Any]:
     """Yield two hosts of tests/hosts; nothing may be left in their shared memory."""
     sys.path[:0] = [str(TESTS / "hosts"), str(TESTS)]
-    from two_hosts import NotHere, TwoHosts, why_not
+    from host_namespaces import NotHere, TwoHosts, why_not
 
     if why := why_not():
         raise NotThere(why)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from two_hosts import NotHere, TwoHosts, why_not
+from host_namespaces import NotHere, TwoHosts, why_not
+from ssh_hosts import SshHosts
+from ssh_hosts import why_not as why_no_sshd
+
+LEAVE_SECONDS = 10.0  # until a process that is still there counts as left
 
 
 @pytest.fixture
@@ -17,6 +22,23 @@ def two_hosts() -> Iterator[TwoHosts]:
         yield hosts
         left = {host: hosts.shared_files(host) for host in "ab"}
         assert not any(left.values()), f"left in shared memory: {left}"
+    finally:
+        hosts.close()
+
+
+@pytest.fixture
+def ssh_hosts(tmp_path: Path) -> Iterator[SshHosts]:
+    """The host "head", and "host1" to "host3" with an sshd each; a test leaves no process and no segment."""
+    if why := why_no_sshd():
+        pytest.skip(why)
+    hosts = SshHosts(tmp_path / "ssh")
+    try:
+        yield hosts
+        left = {
+            host: [*hosts.processes(host, LEAVE_SECONDS), *hosts.shared_files(host)] for host in hosts.up()
+        }
+        assert not any(left.values()), f"left on the hosts: {left}"
+        assert not any(hosts.home.iterdir()), "a process outside the hosts has written into their home"
     finally:
         hosts.close()
 

@@ -7,7 +7,7 @@ import time
 from itertools import count
 from typing import Any
 
-from two_hosts import ADDRESSES, Actor, TwoHosts
+from host_namespaces import ADDRESSES, Actor, TwoHosts
 from waiting import limit
 
 from nbdist.wire.keys import ClusterKeys

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from two_hosts import ADDRESSES, Actor, TwoHosts
+from host_namespaces import ADDRESSES, Actor, TwoHosts
 
 from nbdist.wire.keys import ClusterKeys
 

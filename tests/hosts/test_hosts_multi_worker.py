@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
+from host_namespaces import TwoHosts
 from hosts_cluster import CUT_OFF_SECONDS, NOTICED_SECONDS, HostsCluster
 from hosts_model import assert_alike, fit_alone
 from tiers import exhaustive, matrix
-from two_hosts import TwoHosts
 from waiting import limit
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]

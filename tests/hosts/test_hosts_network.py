@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from two_hosts import ADDRESSES, HERE, TwoHosts, processes_in, why_not
+from host_namespaces import ADDRESSES, HERE, TwoHosts, processes_in, why_not
 
 pytestmark = pytest.mark.netns
 
 KILLED = """
 import json, os, signal, sys
 sys.path.insert(0, sys.argv[1])
-from two_hosts import TwoHosts
+from host_namespaces import TwoHosts
 hosts = TwoHosts()
 hosts.run("a", "network_actor.py").do(do="where")
 print(json.dumps(sorted(n for name in hosts._holders for n in hosts._namespaces(name))), flush=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from host_namespaces import TwoHosts
 from hosts_cluster import CUT_OFF_SECONDS, NOTICED_SECONDS, HostsCluster
 from hosts_model import assert_alike, fit_alone
 from staleness import most_stale
 from tiers import exhaustive, matrix
-from two_hosts import TwoHosts
 
 from nbdist.runtime.ps.sync import Rules
 

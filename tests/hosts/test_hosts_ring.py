@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 import pytest
+from host_namespaces import ADDRESSES, Actor, TwoHosts
 from hosts_group import Group, Infos
 from tiers import exhaustive, matrix
-from two_hosts import ADDRESSES, Actor, TwoHosts
 from waiting import limit
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
+from host_namespaces import TwoHosts
 from hosts_cluster import HostsCluster
 from tiers import exhaustive, matrix
-from two_hosts import TwoHosts
 from waiting import limit
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]

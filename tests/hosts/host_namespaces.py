@@ -1,14 +1,15 @@
-"""Two hosts on this machine: namespaces on a bridge, each with a name and a /dev/shm of its own.
+"""Hosts on this machine: namespaces on a bridge, each with a name and a /dev/shm of its own.
 
-    hosts = TwoHosts()
+    hosts = Hosts({"a": "10.91.7.1", "b": "10.91.7.2"})
     task = hosts.run("a", "echo_actor.py")       # a process on host a that executes orders
     task.ask(do="add", one=1, other=2)
     task.answer()
     hosts.cut("b")                               # its link is down; heal("b") restores it
     hosts.close()
 
-The bridge is in a third network namespace, so that this machine's own network is not touched. No namespace
-has a name: each lives as long as a process in it, and all these processes die with the test's process.
+The bridge is in a network namespace of its own, so that this machine's own network is not touched. No
+namespace has a name: each lives as long as a process in it, and all these processes die with the test's
+process.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -30,7 +32,7 @@ from typing import Any
 HERE = Path(__file__).parent
 ADDRESSES = {"a": "10.91.7.1", "b": "10.91.7.2"}
 DIES_WITH_TEST = ["setpriv", "--pdeathsig", "KILL"]
-HOLD = "ip link set lo up && mount -t tmpfs -o mode=1777,size=256m tmpfs /dev/shm && echo up && exec cat"
+HOLD = "ip link set lo up && mount -t tmpfs -o mode=1777,size=256m tmpfs /dev/shm"
 ANSWER_SECONDS = 80.0  # until a process counts as hanging
 
 
@@ -52,16 +54,26 @@ class NotHere(Exception):
     """This kernel lacks what a test needs; the test is skipped with this reason."""
 
 
-class TwoHosts:
-    """Hosts "a" and "b"."""
+class Hosts:
+    """Hosts by name.
 
-    def __init__(self) -> None:
+    - ``addresses``: the IPv4 address of each host, all of one network of 256
+    - ``prepare``: a shell command that each host, ``$host``, runs before it is up, for mounts of its own
+    - ``own_processes``: the hosts that have process numbers of their own. They see no other processes, and
+      all of theirs end with the host
+    """
+
+    def __init__(
+        self, addresses: Mapping[str, str], *, prepare: str = "true", own_processes: Collection[str] = ()
+    ) -> None:
+        self.addresses = dict(addresses)
+        self._own_processes = frozenset(own_processes)
         self._holders: dict[str, subprocess.Popen[str]] = {}
         self._actors: list[Actor] = []
         try:
-            self._hold("bridge", "ip link add bridge type bridge && ip link set bridge up && " + HOLD)
-            for host, address in ADDRESSES.items():
-                self._hold(host, HOLD)
+            self._hold("bridge", "ip link add bridge type bridge && ip link set bridge up")
+            for host, address in self.addresses.items():
+                self._hold(host, f"host={host} && {HOLD} && {prepare}")
                 there = str(self._holders[host].pid)
                 plug = f"link add port_{host} type veth peer name eth0 netns {there}"
                 self._ip("bridge", plug, f"link set port_{host} up master bridge")
@@ -72,9 +84,13 @@ class TwoHosts:
 
     def run(self, host: str, script: str, *arguments: str) -> Actor:
         """Start a Python script of this folder on a host."""
-        command = [*self._inside(host), *DIES_WITH_TEST, sys.executable, str(HERE / script), *arguments]
+        command = self.command(host, sys.executable, str(HERE / script), *arguments)
         self._actors.append(Actor(command, f"{script} on host {host}"))
         return self._actors[-1]
+
+    def command(self, host: str, *command: str) -> list[str]:
+        """Return the command of this machine that runs a command on a host; it dies with its parent."""
+        return [*self._inside(host), *DIES_WITH_TEST, *command]
 
     def cut(self, host: str) -> None:
         """Take a host off the bridge; its traffic is lost silently."""
@@ -97,8 +113,11 @@ class TwoHosts:
 
     def shared_files(self, host: str) -> list[str]:
         """Return the names of nbdist's files in a host's shared memory."""
-        folder = Path(f"/proc/{self._holders[host].pid}/root/dev/shm")
-        return sorted(path.name for path in folder.glob("nbdist-*"))
+        return sorted(path.name for path in self.path(host, "/dev/shm").glob("nbdist-*"))
+
+    def path(self, host: str, path: str | Path) -> Path:
+        """Return where this process finds an absolute path of a host."""
+        return Path(f"/proc/{self._holders[host].pid}/root{path}")
 
     def close(self) -> None:
         """End all processes in the namespaces, and thereby the namespaces."""
@@ -113,16 +132,22 @@ class TwoHosts:
 
     def _hold(self, name: str, script: str) -> None:
         called = f"nbdist-{name}-{secrets.token_hex(3)}"
-        spaces = ["unshare", "--net", "--uts", "--mount", "sh", "-c", f"hostname {called} && {script}"]
+        spaces = ["unshare", "--net", "--uts", "--mount"]
+        if name in self._own_processes:
+            spaces += ["--pid", "--fork", "--kill-child", "--mount-proc"]
+        # The shell waits, and so reaps the orphans of a host that has process numbers of its own.
+        shell = ["sh", "-c", f"hostname {called} && {script} && echo up && cat; exit"]
         holder = subprocess.Popen(
-            [*DIES_WITH_TEST, *spaces], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*DIES_WITH_TEST, *spaces, *shell], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._holders[name] = holder
         assert holder.stdout is not None
         assert holder.stdout.readline() == "up\n", f"host {name} cannot be made"
 
     def _inside(self, name: str) -> list[str]:
-        return ["nsenter", "--target", str(self._holders[name].pid), "--net", "--uts", "--mount"]
+        pid = self._holders[name].pid
+        own = [f"--pid=/proc/{pid}/ns/pid_for_children"] if name in self._own_processes else []
+        return ["nsenter", "--target", str(pid), "--net", "--uts", "--mount", *own]
 
     def _ip(self, name: str, *commands: str) -> None:
         for command in commands:
@@ -134,6 +159,13 @@ class TwoHosts:
             with suppress(OSError):
                 found.add(os.readlink(f"/proc/{self._holders[name].pid}/ns/{kind}"))
         return found
+
+
+class TwoHosts(Hosts):
+    """Hosts "a" and "b"."""
+
+    def __init__(self) -> None:
+        super().__init__(ADDRESSES)
 
 
 class Actor:

@@ -1,0 +1,102 @@
+"""The hosts with an sshd: what they share, and the ways to break them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from host_namespaces import HERE, processes_in
+from ssh_hosts import PORT, SshHosts, why_not
+from waiting import until
+
+pytestmark = pytest.mark.netns
+
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=2")
+KILLED = """
+import json, os, pathlib, signal, sys
+sys.path[:0] = sys.argv[1:3]
+from ssh_hosts import SshHosts
+hosts = SshHosts(pathlib.Path(sys.argv[3]), 1)
+hosts.at("head", "ssh", "host1", "setsid sleep 1000 > /dev/null 2>&1 &")
+print(json.dumps(sorted(n for name in hosts._holders for n in hosts._namespaces(name))), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def why_refused(hosts: SshHosts, host: str, head: str = "head") -> str:
+    """Return what ssh says of a host that it cannot log in to."""
+    done = hosts.at(head, *SSH, host, "true", check=False)
+    assert done.returncode == 255, done
+    return done.stderr
+
+
+def test_each_host_has_a_name_processes_and_a_home_of_its_own(ssh_hosts: SshHosts) -> None:
+    for host in ssh_hosts.names:
+        script = "hostname; echo $$; echo here > ~/mark; touch /dev/shm/mark; ls ~ /dev/shm"
+        name, pid, *files = ssh_hosts.at("head", *SSH, host, script).stdout.split()
+        assert (name, files) == (host, ["/dev/shm:", "mark", f"{ssh_hosts.home}:", "mark"])
+        assert int(pid) < 100
+        assert ssh_hosts.path(host, ssh_hosts.home / "mark").read_text() == "here\n"
+    assert ssh_hosts.at("head", "ls", str(ssh_hosts.home)).stdout == ""
+    assert ssh_hosts.at("head", *SSH, "host1", "ssh host2 hostname").stdout == "host2\n"
+    python = "import os, sys; print(sys.executable, os.environ['NBDIST_HOME'])"
+    printed = ssh_hosts.at("head", *SSH, "host3", f'python -c "{python}"').stdout.split()
+    assert printed == [sys.executable, str(ssh_hosts.home / "nbdist")]
+
+
+def test_a_process_that_is_left_is_seen(ssh_hosts: SshHosts) -> None:
+    ssh_hosts.at("head", *SSH, "host1", "setsid sleep 1000 > /dev/null 2>&1 &")
+    assert until(lambda: ssh_hosts.processes("host1") == ["sleep 1000"])
+    assert ssh_hosts.processes("host2") == ssh_hosts.processes("head") == []
+    ssh_hosts.at("host1", "pkill", "sleep")
+
+
+def test_broken_hosts(ssh_hosts: SshHosts) -> None:
+    hosts = ssh_hosts
+    hosts.restart_sshd("host1", listen="127.0.0.1")
+    assert "Connection refused" in why_refused(hosts, "host1")
+    hosts.restart_sshd("host1", key="other")
+    assert "REMOTE HOST IDENTIFICATION HAS CHANGED" in why_refused(hosts, "host1")
+    hosts.restart_sshd("host1", authorized="none")
+    assert "Permission denied (publickey)" in why_refused(hosts, "host1")
+    hosts.restart_sshd("host1", environment={"PATH": "/nowhere"})
+    assert "command not found" in hosts.at("head", *SSH, "host1", "python -V", check=False).stderr
+    hosts.drop("host1", "head", port=PORT)
+    assert "Connection timed out" in why_refused(hosts, "host1")
+    hosts.freeze("host2")
+    assert "timed out during banner exchange" in why_refused(hosts, "host2")
+    hosts.thaw("host2")
+    hosts.fill("host2", hosts.home)
+    assert "No space left" in hosts.at("host2", "cp", sys.executable, str(hosts.home), check=False).stderr
+    hosts.resize("host2", "/dev/shm", "64m")
+    assert "64M" in hosts.at("host2", "df", "-h", "/dev/shm").stdout
+    hosts.power_off("host3")
+    assert hosts.up() == ["host1", "host2", "head"]
+
+
+def test_a_host_that_dials_in_vain(ssh_hosts: SshHosts) -> None:
+    server, client = (ssh_hosts.run(host, "network_actor.py") for host in ("head", "host1"))
+    port = server.do(do="listen", address=ssh_hosts.addresses["head"])
+    order = {"do": "reach", "address": ssh_hosts.addresses["head"], "port": port}
+    assert client.do(**order, seconds=20.0) is True
+    ssh_hosts.refuse_dialing("host1", "head")
+    assert client.do(**order, seconds=0.5) is False
+    assert ssh_hosts.at("head", *SSH, "host1", "hostname").stdout == "host1\n"
+    for actor in (server, client):
+        actor.kill()
+
+
+def test_a_killed_test_leaves_no_host(tmp_path: Path) -> None:
+    if why := why_not():
+        pytest.skip(why)
+    command = [sys.executable, "-c", KILLED, str(HERE), str(HERE.parent), str(tmp_path / "ssh")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == -9, done.stderr
+    namespaces = set(json.loads(done.stdout))
+    assert len(namespaces) == 9
+    assert os.readlink("/proc/self/ns/net") not in namespaces
+    assert processes_in(namespaces) == []
