@@ -157,8 +157,7 @@ def report_runs(cluster: Cluster, report: Report = print) -> Cluster:
 
 def active_runs(cluster: Cluster) -> list[str]:
     """Return the runs that use a cluster, of any client."""
-    dead = {info.rank for info in cluster.dead()}
-    return runs_on(cluster.folder, [info.pid for info in cluster.tasks if info.rank not in dead])
+    return runs_on(cluster.folder)
 
 
 def end(folder: Path, by: str = "") -> None:
@@ -180,8 +179,5 @@ def end(folder: Path, by: str = "") -> None:
 
 
 def _runs(folder: Path) -> list[str]:
-    supervisor = SupervisorClient.connect(folder)
-    try:
-        return runs_on(folder, list(supervisor.pids.values()))
-    finally:
-        supervisor.close()
+    SupervisorClient.connect(folder).close()  # raises if it does not answer
+    return runs_on(folder)

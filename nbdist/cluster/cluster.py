@@ -40,12 +40,14 @@ from nbdist.errors import (
 )
 from nbdist.runtime.session.cluster import add_target, remove_target
 from nbdist.runtime.task import Roster, TaskInfo, chief_of_roster, find_rank, roster_spec
+from nbdist.wire.hosts import host_identity
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.client import Peer
 
 STOP_SECONDS = 5.0
 HUB_SECONDS = 1.0  # for the hub's answer
-DESCRIBED = ("rank", "name", "job", "index", "pid", "host", "device", "address")  # of a task, by its status
+DESCRIBED = ("rank", "name", "job", "index", "pid", "host", "node", "device", "address")
+"""What a status says of a task."""
 _latest: Cluster | None = None
 
 
@@ -309,7 +311,8 @@ class Cluster:
     def status(self) -> list[dict[str, Any]]:
         """Return a dictionary per task, in the order of ranks.
 
-        Its keys: ``rank``, ``name``, ``job``, ``index``, ``pid``, ``host``, ``device``, ``address``,
+        Its keys: ``rank``, ``name``, ``job``, ``index``, ``pid``, ``host``, ``node`` (the name of its host in
+        the cluster, "" for the client's), ``device``, ``address``,
         ``cores`` (those that it is bound to, such as "0-7", else ""), ``state`` ("running" or "dead"), and
         ``ended`` (how a dead one ended, such as "killed by SIGKILL";
         else None).
@@ -361,11 +364,7 @@ class Cluster:
             return
         if not owner or is_this_process(owner) or not is_process_alive(owner):
             return
-        runs = [
-            run
-            for run in runs_on(self.folder, list(self._supervisor.pids.values()))
-            if run not in self.active_runs
-        ]
+        runs = [run for run in runs_on(self.folder) if run not in self.active_runs]
         if runs:
             raise FailedPreconditionError(
                 f"cluster {self.id} was started from {describe_process(owner)}, and run {', '.join(runs)} is "
@@ -538,7 +537,7 @@ class Members:
         for info in tasks:
             how = ended.get(info.rank)
             row = {name: getattr(info, name) for name in DESCRIBED}
-            row["cores"] = bound_cores(info.pid) if how is None else ""
+            row["cores"] = bound_cores(info.pid) if how is None and info.host == host_identity() else ""
             row |= {"state": "running" if how is None else "dead", "ended": how and describe_exit(how)}
             rows.append(row)
         return rows

@@ -18,7 +18,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -33,6 +33,24 @@ from nbdist.wire.keys import secret_folder, write_private
 from nbdist.wire.shm import remove_all
 
 VALID_ID = re.compile(r"[A-Za-z0-9_]{1,48}")
+
+
+def host_folder(cluster_id: str, host: str) -> tuple[Path, int]:
+    """Create the folder of a cluster's supervisor on another host than the client's, and take its lock.
+
+    Returns both. ``host`` is the host's name; hosts may share a disk. Removes what dead ones have left.
+    Raises FailedPreconditionError if one of that cluster and name is there.
+    """
+    hosts = checked(home() / "hosts", secret_folder)
+    for left in hosts.iterdir():
+        if not is_alive(left):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = hosts / f"{cluster_id}@{re.sub(r'[^A-Za-z0-9_.-]', '_', host)[:64]}"
+    if folder.exists():
+        raise FailedPreconditionError(
+            f"host {host} has a supervisor of cluster {cluster_id} already; a cluster has one on each host"
+        )
+    return folder, _create(folder)
 
 
 def clusters_folder() -> Path:
@@ -62,6 +80,11 @@ def claim(cluster_id: str) -> tuple[Path, int]:
                 "stop it, or choose another cluster_id"
             )
         remove_traces(folder, cluster_id)
+    return folder, _create(folder)
+
+
+def _create(folder: Path) -> int:
+    """Create a folder, and return its lock, which is held."""
     secret_folder(folder)
     # Locked before it has its name: others take an unlocked folder for a dead cluster.
     draft = folder / ".lock"
@@ -70,7 +93,7 @@ def claim(cluster_id: str) -> tuple[Path, int]:
     os.rename(draft, folder / "lock")
     for name in ("security", "log"):
         secret_folder(folder / name)
-    return folder, lock
+    return lock
 
 
 def is_alive(folder: Path) -> bool:
@@ -215,40 +238,63 @@ def _started(pid: int) -> float | None:
         return None
 
 
-# Which engines work on a run: one small file per process in the cluster's folder. The engines write and
-# remove them, the supervisor and later clients read them, so no message has to reach a busy engine. This
-# section uses the standard library only, because the supervisor imports it.
+# Which tasks work on a run: one small file per rank in the cluster's folder. The engines write and remove
+# them, and the supervisor removes those of processes that have ended; the head's supervisor writes them for
+# the tasks of other hosts. Later clients read them, so no message has to reach a busy engine. This section
+# uses the standard library only, because the supervisor imports it.
 
 FOLDER = "busy"
+FOLDER_VARIABLE, RANK_VARIABLE = "NBDIST_CLUSTER_FOLDER", "NBDIST_RANK"  # in an engine's environment
 
 
 @contextmanager
-def busy_with(cluster: Path, run: str) -> Iterator[None]:
-    """Inside a ``with``, mark this process as working on a run, if the cluster's folder exists."""
-    path = cluster / FOLDER / str(os.getpid())
+def busy_with(run: str) -> Iterator[None]:
+    """Inside a ``with``, mark this process, if it is an engine, as working on a run."""
+    folder, rank = os.environ.get(FOLDER_VARIABLE), os.environ.get(RANK_VARIABLE)
+    if not folder or not rank:
+        yield
+        return
     try:
-        with suppress(OSError):  # a full disk never stops a body
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(handle, "w") as file:
-                file.write(run)
+        mark_busy(Path(folder), int(rank), run)
         yield
     finally:
-        with suppress(OSError):
-            path.unlink()
+        unmark_busy(Path(folder), int(rank))
 
 
-def runs_on(cluster: Path, living: Collection[int]) -> list[str]:
-    """Return the runs that the living processes with these ids work on; files of dead ones are ignored."""
-    found: dict[str, None] = {}
-    for pid in sorted(living):
-        with suppress(OSError, UnicodeDecodeError):
-            run = (cluster / FOLDER / str(pid)).read_text()
-            if run:
-                found[run] = None
-    return list(found)
+def mark_busy(cluster: Path, rank: int, run: str) -> None:
+    """Write that a task works on a run, if the cluster's folder exists; a full disk never stops a body."""
+    path = cluster / FOLDER / str(rank)
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        draft = path.with_name(f".{rank}")  # its name appears with its content: others poll the folder
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(run)
+        os.replace(draft, path)
 
 
-def is_busy(cluster: Path, living: Collection[int]) -> bool:
-    """Return whether any of these processes works on a run."""
-    return any((cluster / FOLDER / str(pid)).exists() for pid in living)
+def unmark_busy(cluster: Path, rank: int) -> None:
+    """Remove the mark of a task that works on no run any more."""
+    with suppress(OSError):
+        (cluster / FOLDER / str(rank)).unlink()
+
+
+def busy_tasks(cluster: Path) -> dict[int, str]:
+    """Return the run that each busy task works on, by rank."""
+    found: dict[int, str] = {}
+    with suppress(OSError):
+        for path in sorted((cluster / FOLDER).iterdir()):
+            with suppress(OSError, ValueError):  # also text that is not UTF-8
+                if run := path.read_text():
+                    found[int(path.name)] = run
+    return found
+
+
+def runs_on(cluster: Path) -> list[str]:
+    """Return the runs that the tasks of a cluster work on."""
+    return list(dict.fromkeys(run for _, run in sorted(busy_tasks(cluster).items())))
+
+
+def is_busy(cluster: Path) -> bool:
+    """Return whether any task works on a run."""
+    return bool(busy_tasks(cluster))

@@ -77,6 +77,22 @@ def check_versions(theirs: Mapping[str, str]) -> None:
         )
 
 
+def check_host_versions(theirs: Mapping[str, Mapping[str, str]]) -> None:
+    """Raise FailedPreconditionError with a table if hosts, by name, run other versions than this process."""
+    ours = own_versions()
+    other = {name: versions for name, versions in theirs.items() if versions != ours}
+    if other:
+        head = "".join(f" {name:14}" for name in ("here", *other))
+        rows = "\n".join(
+            f"  {name:12}" + "".join(f" {one.get(name, '?'):14}" for one in (ours, *other.values()))
+            for name in ours
+        )
+        raise FailedPreconditionError(
+            f"{', '.join(other)} run{'s' * (len(other) == 1)} other versions than "
+            f"this process; install the same there, or name their Python (--python)\n  {'':12}{head}\n{rows}"
+        )
+
+
 class HubEngines:
     """The engines that are registered at the hub, by polling it without blocking.
 

@@ -96,7 +96,7 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
             "timeout": START_TIMEOUT,
             "launcher": spec.name,
             "settings": spec.read_settings({}),
-            "tasks": [{"rank": plan.rank, "environment": dict(plan.environment)} for plan in plans],
+            "tasks": [plan.to_dict() for plan in plans],
         }
         shared = {name: value for name, value in plans[0].environment.items() if name.endswith("_THREADS")}
         shared |= kernel_cache() if use else {}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.description import write_description
 from nbdist.cluster.folder import claim, new_id, remove_traces, this_process
 from nbdist.cluster.gpus import choose_gpus, kernel_cache, list_gpus, require_gpus
+from nbdist.cluster.hosts import Host
 from nbdist.cluster.hub import (
     EXIT_SECONDS,
     HubEngines,
+    check_host_versions,
     close_client,
     connect_client,
     is_engine_death,
@@ -26,7 +29,17 @@ from nbdist.cluster.hub import (
     write_ipyparallel_files,
 )
 from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, all_settings, find_launcher
-from nbdist.cluster.resources import TaskPlan, check_counts, count_cores, parse_memory, plan_tasks
+from nbdist.cluster.launchers.spec import LauncherSpec
+from nbdist.cluster.placement import place
+from nbdist.cluster.resources import (
+    HERE,
+    HostResources,
+    TaskPlan,
+    check_counts,
+    count_cores,
+    parse_memory,
+    plan_placed,
+)
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
 from nbdist.cluster.supervisor.process import IdleTimeout
 from nbdist.errors import (
@@ -41,13 +54,14 @@ from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.wire.keys import ClusterKeys
 
 LEAST_DISK_SPACE = 64 << 10  # bytes on the disk of the cluster's folder, without which nothing starts
+WORKERS = 2  # of a cluster on one host, unless a number is given
 UNDO_SECONDS = 2.5  # for the supervisor of a start that has failed to answer, and for its processes to end
 ASK_SECONDS = 0.25  # between two requests for the hub's engines
 Report = Callable[[str], object]
 
 
 def start_cluster(
-    workers: int = 2,
+    workers: int | None = None,
     ps: int = 0,
     data: int = 0,
     *,
@@ -63,18 +77,20 @@ def start_cluster(
     orphan_timeout: float | None = None,
     **settings: Any,
 ) -> Cluster:
-    """Start a cluster of tasks on this host and return it when the Server of every task answers.
+    """Start a cluster of tasks and return it when the Server of every task answers.
 
     A task is a process; its rank is its engine's id: workers first (worker 0 is the chief), then parameter
     servers, then data tasks. If a task does not start, everything that was started is ended, and the error
     names the cause.
 
-    - ``workers``: tasks that train; a whole number of 1 or more
+    - ``workers``: tasks that train; a whole number of 1 or more. None for 2, or, with a launcher of several
+      hosts, for as many as the hosts have places
     - ``ps``: tasks that store parameters; a whole number of 0 or more
     - ``data``: tasks that read and transform data for the workers of runs with ``data="service"``
       (docs/data.md); a whole number of 0 or more. At most 512 tasks in all
     - ``launcher``: how the tasks' processes start. "local" starts plain engines; "mpi" starts them as the
-      ranks of one MPI world, so that collectives of kind "mpi" work (needs ``pip install nbdist[mpi]``)
+      ranks of one MPI world, so that collectives of kind "mpi" work (needs ``pip install nbdist[mpi]``);
+      "ssh" starts them on other hosts (``hosts="a:2,b:2"``), see docs/hosts.md
     - ``gpus``: "auto" (all GPUs and MIG slices that this process may use), "none", how many, or their UUIDs,
       separated by commas ("GPU-8f3a,MIG-91bc"; see nvidia-smi -L). Each worker has one GPU; several workers
       share one if there are fewer GPUs than workers. Other tasks have none. On a host with several
@@ -109,24 +125,13 @@ def start_cluster(
     for name in settings.keys() - all_settings().keys():
         raise TypeError(f"start_cluster() got an unexpected keyword argument {name!r}")
     settings = spec.read_settings(settings)
-    check_counts(workers, ps, threads, gpu_memory, data)
+    hosts = spec.hosts(settings)
+    wanted = WORKERS if workers is None and not hosts else workers
+    check_counts(1 if wanted is None else wanted, ps, threads, gpu_memory, data)
     if not timeout > 0:
         raise InvalidArgumentError(f"timeout is a number of seconds above 0, not {timeout!r}")
     if orphan_timeout is not None and not orphan_timeout > 0:
         raise InvalidArgumentError(f"orphan_timeout is a number of seconds above 0, not {orphan_timeout!r}")
-    use = choose_gpus(gpus, () if gpus in ("none", 0) else list_gpus())
-    require_gpus(use)
-    plans = plan_tasks(
-        workers,
-        ps,
-        data,
-        cores=count_cores(),
-        gpus=use,
-        threads=threads,
-        gpu_memory=gpu_memory,
-        memory=parse_memory(memory),
-        bound=worker_cores(workers, use),
-    )
     spec.check()
     asked = {
         "launcher": launcher,
@@ -136,13 +141,22 @@ def start_cluster(
         "memory": memory,
         **settings,
     }
-    about = {"asked": asked, "gpus": list(use)}
+    places = place(hosts or (Host(HERE, wanted),), wanted, ps, data)
+
+    def planned(found: Mapping[str, HostResources]) -> tuple[TaskPlan, ...]:
+        return plan_placed(
+            places, len(places) - ps - data, ps, data, found,
+            threads=threads, gpu_memory=gpu_memory, memory=parse_memory(memory),
+        )  # fmt: skip
+
+    here = None if hosts else planned({HERE: own_resources(gpus, places.count(HERE) - ps - data)})
     with _full_disk_explained():
         start = _Startup(
-            plans, cluster_id or new_id(), timeout, report or (lambda line: None), launcher, settings, use
-        )
-        cluster = start.run(None if detached else IdleTimeout.of(orphan_timeout), about)
-    if binding := describe_binding({f"{plan.job}:{plan.index}": plan.environment for plan in plans}):
+            _Wanted(places, gpus, planned), here, cluster_id or new_id(), timeout,
+            report or (lambda line: None), spec, settings, asked,
+        )  # fmt: skip
+        cluster = start.run(None if detached else IdleTimeout.of(orphan_timeout))
+    if binding := describe_binding({f"{plan.job}:{plan.index}": plan.environment for plan in start.plans}):
         start.report(binding)
     start.report(f"ready in {time.monotonic() - start.begun:.1f} s")
     return cluster
@@ -162,21 +176,45 @@ def _full_disk_explained() -> Iterator[None]:
         ) from None
 
 
+def own_resources(gpus: str | int, workers: int) -> HostResources:
+    """Return what this host gives a cluster; ``gpus`` and ``workers`` are those of `start_cluster`.
+
+    Raises InvalidArgumentError, MissingExtra and UnavailableError for GPUs that cannot be used.
+    """
+    use = choose_gpus(gpus, () if gpus in ("none", 0) else list_gpus())
+    require_gpus(use)
+    return HostResources(count_cores(), use, worker_cores(workers, use))
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """The hosts of the tasks, by rank, the GPUs to use, and the plans for what the hosts have."""
+
+    places: tuple[str, ...]
+    gpus: str | int
+    planned: Callable[[Mapping[str, HostResources]], tuple[TaskPlan, ...]]
+
+
 class _Startup:
-    """A cluster that is starting: its deadline, its phases, and the clean-up if one fails."""
+    """A cluster that is starting: its deadline, its phases, and the clean-up if one fails.
+
+    ``plans`` are those of tasks on this host alone; None if they follow from what other hosts have.
+    """
 
     def __init__(
         self,
-        plans: tuple[TaskPlan, ...],
+        wanted: _Wanted,
+        plans: tuple[TaskPlan, ...] | None,
         cluster_id: str,
         timeout: float,
         report: Report,
-        launcher: str,
+        launcher: LauncherSpec,
         settings: dict[str, Any],
-        gpus: Sequence[str],
+        asked: dict[str, Any],
     ) -> None:
-        self.plans, self.gpus = plans, gpus
-        self.launcher, self.settings = launcher, settings
+        self.wanted, self.plans = wanted, plans or ()
+        self.hosts = [] if plans is not None else list(dict.fromkeys(wanted.places))
+        self.launcher, self.settings, self.asked = launcher, settings, asked
         self.timeout = timeout
         self.report = report
         self.begun = self.phase_begun = time.monotonic()
@@ -186,7 +224,7 @@ class _Startup:
         self.supervisor: SupervisorClient | None = None
         self.client: Any = None
 
-    def run(self, idle_timeout: IdleTimeout | None, about: dict[str, Any]) -> Cluster:
+    def run(self, idle_timeout: IdleTimeout | None) -> Cluster:
         try:
             self.keys.save(self.folder / "keys")
             try:
@@ -196,10 +234,12 @@ class _Startup:
             finally:
                 os.close(self._lock)  # the supervisor holds it now
             self._controller()
+            if self.hosts:
+                self._join_hosts()
             self._engines()
             roster = self._servers()
             self.supervisor.ask("ready")
-            description = self._describe(roster) | about
+            description = self._describe(roster)
             if idle_timeout is not None:
                 description["owner"] = this_process()
             description["listing"] = write_ipyparallel_files(
@@ -218,14 +258,19 @@ class _Startup:
             "folder": str(self.folder),
             "idle_timeout": None if idle_timeout is None else [idle_timeout.idle, idle_timeout.busy],
             "timeout": self.timeout,
-            "launcher": self.launcher,
+            "launcher": self.launcher.name,
             "settings": self.settings,
-            "tasks": [{"rank": plan.rank, "environment": dict(plan.environment)} for plan in self.plans],
-            "gpus": list(self.gpus),
+            "tasks": [plan.to_dict() for plan in self.plans],
+            "expected": len(self.wanted.places),
+            "hosts": self.hosts,
+            "versions": own_versions(),
+            "keys": self.keys.to_dict() if self.hosts else None,
         }
 
     def _shared_environment(self) -> dict[str, str]:
         """Return the variables that all tasks share: the supervisor's imports read them, before it forks."""
+        if not self.plans:
+            return {}
         first, *others = (plan.environment.items() for plan in self.plans)
         shared = dict(set(first).intersection(*others))
         return shared | kernel_cache() if any(plan.device != "CPU:0" for plan in self.plans) else shared
@@ -242,6 +287,24 @@ class _Startup:
             except UnavailableError:
                 self._wait("the controller", 0.0)
         self._phase("controller")
+
+    def _join_hosts(self) -> None:
+        """Wait for the supervisors of the other hosts, and have them start their tasks."""
+        supervisor = self._connected()
+        while missing := [name for name in self.hosts if name not in supervisor.hosts]:
+            self._wait(f"the host{'s' * (len(missing) > 1)} {', '.join(missing)}")
+        check_host_versions({name: supervisor.hosts[name]["versions"] for name in self.hosts})
+        found = {}
+        for name in self.hosts:
+            report = supervisor.hosts[name]
+            try:
+                found[name] = HostResources(report["cores"], choose_gpus(self.wanted.gpus, report["gpus"]))
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(f"host {name}: {error}") from None
+        self.plans = self.wanted.planned(found)
+        self._phase(f"{len(self.hosts)} host{'s' * (len(self.hosts) > 1)}")
+        for plan in self.plans:
+            supervisor.ask("start", self._left(), task=plan.to_dict())
 
     def _engines(self) -> None:
         wanted = len(self.plans)
@@ -264,6 +327,7 @@ class _Startup:
                 plan.rank,
                 plan.device,
                 keys,
+                **self._connected().place_of(plan.host),
                 cluster_id=self.folder.name,
             )
             for plan in self.plans
@@ -300,6 +364,13 @@ class _Startup:
             raise UnavailableError(
                 f"the process that starts the cluster failed:\n{supervisor.log_tail() or '(no output)'}"
             )
+        for failed in supervisor.take("command_ended"):
+            for host in failed["hosts"]:
+                raise UnavailableError(self.launcher.explain(host, failed["code"], failed["errors"]))
+        for waiting in supervisor.take("waiting"):
+            self.report(waiting["reason"])
+        for lost in supervisor.take("host_lost"):
+            raise UnavailableError(f"{lost['reason']}, while the cluster started")
         for rank, how in ended.items():
             name = "the controller" if rank == CONTROLLER else self.plans[rank].name
             raise UnavailableError(
@@ -328,6 +399,8 @@ class _Startup:
             "data": sum(plan.job == "data" for plan in self.plans),
             "tasks": [info.to_dict() for info in roster],
             "versions": own_versions(),
+            "asked": self.asked,
+            "gpus": list(self.plans[0].gpus) if not self.hosts else [],
         }
 
     def _undo(self) -> None:

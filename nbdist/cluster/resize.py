@@ -19,6 +19,7 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,10 +29,14 @@ from nbdist.cluster import task_setup as on_task
 from nbdist.cluster.affinity import worker_cores
 from nbdist.cluster.description import change_description, read_description
 from nbdist.cluster.folder import runs_on
+from nbdist.cluster.gpus import choose_gpus
 from nbdist.cluster.hub import EXIT_SECONDS, HubEngines, is_engine_death, write_ipyparallel_files
 from nbdist.cluster.launchers.registry import find_launcher
+from nbdist.cluster.placement import place_more
 from nbdist.cluster.resources import (
+    HERE,
     MOST_TASKS,
+    HostResources,
     TaskPlan,
     count_cores,
     parse_memory,
@@ -146,16 +151,24 @@ class Change(ABC):
         yield from self._until(lambda: not self._living(ranks), "to end")  # of a change that was aborted
         engines = HubEngines(self._client)
         yield from self._until(lambda: none_of(ranks, engines.ids()), "to be forgotten by the hub")
+        places: dict[int, str] = {}
         for info in starting:
             reply = self._ask("fork", rank=info.rank)
-            self._forked[info.rank] = reply["pid"]
+            self._forked[info.rank], places[info.rank] = reply["pid"], reply["host"]
             self.notes += [f"{info.name}: {reply['note']}"] if reply.get("note") else []
         yield from self._until(lambda: ranks <= (engines.ids() or set()), "to register")
         views = {info.rank: self._client.direct_view(info.rank, block=False) for info in starting}
         keys, cluster_id = self._cluster.keys.to_dict(), self._cluster.id
         opening = [
             views[info.rank].apply_async(
-                on_task.open_task, info.job, info.index, info.rank, info.device, keys, cluster_id=cluster_id
+                on_task.open_task,
+                info.job,
+                info.index,
+                info.rank,
+                info.device,
+                keys,
+                **self._supervisor.place_of(places[info.rank]),
+                cluster_id=cluster_id,
             )
             for info in starting
         ]
@@ -340,7 +353,18 @@ def grow(
             f"one (%cluster start --launcher {spec.name} --workers "
             f"{sum(info.job == 'worker' for info in tasks) + workers})"
         )
-    plans = plan_more(tasks, workers, description.asked, cores=count_cores(), gpus=description.gpus)
+    if supervisor.hosts:
+        gpus = description.asked.get("gpus", "auto")
+        hosts = {
+            name: HostResources(report["cores"], choose_gpus(gpus, report["gpus"]))
+            for name, report in supervisor.hosts.items()
+        }
+        slots = {host.name: host.slots or 1 for host in spec.hosts(description.asked) if host.name in hosts}
+    else:
+        count = 1 + max(index for index, _ in free_positions(tasks, workers))
+        gpus = description.gpus
+        hosts, slots = {HERE: HostResources(count_cores(), gpus, worker_cores(count, gpus))}, {HERE: count}
+    plans = plan_more(tasks, workers, description.asked, hosts, slots)
     change = ScaleUp(cluster, supervisor, plans)
     new = change.wait()
     report(describe_scale_up(change, cluster))
@@ -363,9 +387,8 @@ class ScaleUp(Change):
         self.plans = list(plans)
 
     def _run(self) -> Generator[None, None, None]:
-        tasks = [{"rank": plan.rank, "environment": dict(plan.environment)} for plan in self.plans]
-        self._ask("scale_up", tasks=tasks)
-        if free_positions(self._cluster.tasks, len(tasks)) != [
+        self._ask("scale_up", tasks=[plan.to_dict() for plan in self.plans])
+        if free_positions(self._cluster.tasks, len(self.plans)) != [
             (plan.index, plan.rank) for plan in self.plans
         ]:
             raise UnavailableError(CHANGED)
@@ -379,30 +402,36 @@ def plan_more(
     tasks: Sequence[TaskInfo],
     workers: int,
     asked: Mapping[str, Any],
-    *,
-    cores: int,
-    gpus: Sequence[str] = (),
+    hosts: Mapping[str, HostResources],
+    slots: Mapping[str, int],
 ) -> tuple[TaskPlan, ...]:
     """Return the plans of that many more workers, for a cluster of these tasks with the options ``asked``.
 
-    Each gets what it would have in a cluster that was as large from the start: its share of the cores, and
-    the next of the cluster's GPUs, in turn. The other tasks keep what they have.
+    ``hosts`` are what its hosts have, and ``slots`` how many workers each may have. Each new one gets what it
+    would have in a cluster that was as large from the start: its share of the cores, and the next of its
+    host's GPUs, in turn. The other tasks keep what they have.
 
     >>> one = TaskInfo("worker", 0, 0, "here", 7, "127.0.0.1:80", "CPU:0", 1)
     >>> ps = TaskInfo("ps", 0, 1, "here", 8, "127.0.0.1:81", "CPU:0", 2)
-    >>> [(plan.name, plan.rank) for plan in plan_more([one, ps], 2, {}, cores=2)]
+    >>> more = plan_more([one, ps], 2, {}, {HERE: HostResources(2)}, {HERE: 3})
+    >>> [(plan.name, plan.rank) for plan in more]
     [('/job:worker/task:1', 2), ('/job:worker/task:2', 3)]
     """
-    share = share_of(cores, len(tasks) + workers, asked.get("threads"))
-    positions = free_positions(tasks, workers)
-    near = worker_cores(1 + max(index for index, _ in positions), gpus)
-    return tuple(
-        plan_task(
-            "worker", index, rank, share, gpus=gpus, threads=asked.get("threads"), bound=near,
-            gpu_memory=asked.get("gpu_memory"), memory=parse_memory(asked.get("memory")),
-        )
-        for index, rank in positions
-    )  # fmt: skip
+    places, threads = [info.node for info in tasks], asked.get("threads")
+    used = [info.node for info in tasks if info.job == "worker"]
+    new = place_more(places, used, slots, workers)
+    on_host, plans = Counter([*places, *new]), []
+    for (index, rank), host in zip(free_positions(tasks, workers), new, strict=True):
+        own = hosts[host]
+        plans.append(
+            plan_task(
+                "worker", index, rank, share_of(own.cores, on_host[host], threads), host=host,
+                slot=used.count(host), gpus=own.gpus, threads=threads, bound=own.bound,
+                gpu_memory=asked.get("gpu_memory"), memory=parse_memory(asked.get("memory")),
+            )
+        )  # fmt: skip
+        used.append(host)
+    return tuple(plans)
 
 
 def free_positions(tasks: Sequence[TaskInfo], workers: int) -> list[tuple[int, int]]:
@@ -444,7 +473,7 @@ def describe_scale_up(change: ScaleUp, cluster: Cluster) -> str:
     if share != before:
         each = f"{share} thread{'s' * (share > 1)}"
         lines.append(f"the new ones compute on {each} each (cores / tasks); the others keep what they have")
-    runs = runs_on(cluster.folder, [info.pid for info in cluster.tasks])
+    runs = runs_on(cluster.folder)
     resizing = {meta["run"] for _, meta in answers_of(cluster) if meta["fixed"] == ""} if runs else ()
     for run in runs:
         if run in resizing:

@@ -1,14 +1,16 @@
-"""Plans the tasks of a host: name, share of the cores, GPU, memory limit. Starts nothing."""
+"""Plans the tasks of hosts: name, share of the cores, GPU, memory limit. Starts nothing."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from nbdist.cluster.affinity import CORES_VARIABLE, format_cores
 from nbdist.errors import InvalidArgumentError
@@ -27,23 +29,45 @@ THREAD_VARIABLES = (
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """A task to start: its job, its index and rank, its device, and the environment of its process."""
+    """A task to start: its job, its index and rank, its device, and the environment of its process.
+
+    ``host`` is its host's name, "" for the client's own, and ``gpus`` are those that the cluster uses there.
+    """
 
     job: str
     index: int
     rank: int
     device: str
     environment: Mapping[str, str] = field(default_factory=dict)
+    host: str = ""
+    gpus: Sequence[str] = ()
 
     @property
     def name(self) -> str:
         """The task's name, such as /job:worker/task:1."""
         return f"/job:{self.job}/task:{self.index}"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return what the supervisor needs to know of it, as plain values."""
+        own = {"rank": self.rank, "host": self.host, "gpus": list(self.gpus)}
+        return {**own, "environment": dict(self.environment)}
+
     @property
     def threads(self) -> int:
         """How many threads it computes on."""
         return int(self.environment[THREAD_VARIABLES[0]])
+
+
+HERE = ""  # the name of the client's own host
+
+
+@dataclass(frozen=True)
+class HostResources:
+    """What the tasks of a host share: its cores, its GPUs by CUDA's names, and the cores of each worker."""
+
+    cores: int
+    gpus: Sequence[str] = ()
+    bound: Sequence[Sequence[int]] = ()
 
 
 def plan_tasks(
@@ -72,16 +96,46 @@ def plan_tasks(
     ['/job:worker/task:0', '/job:worker/task:1', '/job:ps/task:0']
     """
     check_counts(workers, ps, threads, gpu_memory, data)
-    counts = {"worker": workers, "ps": ps, "data": data}
-    share = share_of(cores, sum(counts.values()), threads)
-    tasks = [(job, index) for job, count in counts.items() for index in range(count)]
-    return tuple(
-        plan_task(
-            job, index, rank, share,
-            gpus=gpus, threads=threads, gpu_memory=gpu_memory, memory=memory, bound=bound,
-        )
-        for rank, (job, index) in enumerate(tasks)
+    return plan_placed(
+        [HERE] * (workers + ps + data), workers, ps, data, {HERE: HostResources(cores, gpus, bound)},
+        threads=threads, gpu_memory=gpu_memory, memory=memory,
     )  # fmt: skip
+
+
+def plan_placed(
+    places: Sequence[str],
+    workers: int,
+    ps: int,
+    data: int,
+    hosts: Mapping[str, HostResources],
+    *,
+    threads: int | None = None,
+    gpu_memory: float | None = None,
+    memory: int | None = None,
+) -> tuple[TaskPlan, ...]:
+    """Return the plans of all tasks by rank: workers, then parameter servers, then data tasks.
+
+    ``places`` are their hosts, and ``hosts`` what each host has. The tasks of a host share its cores equally,
+    and its workers have its GPUs in turn. The other arguments are those of `plan_tasks`.
+
+    >>> plans = plan_placed(("a", "b", "b"), 2, 1, 0, {"a": HostResources(4), "b": HostResources(4, ("7",))})
+    >>> [(plan.host, plan.threads, plan.device) for plan in plans]
+    [('a', 4, 'CPU:0'), ('b', 2, 'GPU:0'), ('b', 2, 'CPU:0')]
+    """
+    counts = {"worker": workers, "ps": ps, "data": data}
+    tasks = [(job, index) for job, count in counts.items() for index in range(count)]
+    on_host, placed, plans = Counter(places), Counter[tuple[str, str]](), []
+    for rank, ((job, index), host) in enumerate(zip(tasks, places, strict=True)):
+        own = hosts[host]
+        plans.append(
+            plan_task(
+                job, index, rank, share_of(own.cores, on_host[host], threads), host=host,
+                slot=placed[host, job], gpus=own.gpus, threads=threads, gpu_memory=gpu_memory,
+                memory=memory, bound=own.bound,
+            )
+        )  # fmt: skip
+        placed[host, job] += 1
+    return tuple(plans)
 
 
 def share_of(cores: int, tasks: int, threads: int | None = None) -> int:
@@ -95,6 +149,8 @@ def plan_task(
     rank: int,
     share: int,
     *,
+    host: str = "",
+    slot: int,
     gpus: Sequence[str],
     threads: int | None,
     gpu_memory: float | None,
@@ -103,10 +159,12 @@ def plan_task(
 ) -> TaskPlan:
     """Return the plan of one task, whose ``share`` are threads; the rest is as for `plan_tasks`.
 
+    ``slot`` is its number among the tasks of its job on its ``host``.
+
     Only its own GPU is visible to its process. A task that is bound to fewer cores has no more threads.
     """
-    gpu = gpus[index % len(gpus)] if gpus and job == "worker" else None
-    cores = bound[index] if job == "worker" and index < len(bound) else ()
+    gpu = gpus[slot % len(gpus)] if gpus and job == "worker" else None
+    cores = bound[slot] if job == "worker" and slot < len(bound) else ()
     own = min(share, len(cores)) if cores and threads is None else share
     environment = {
         **dict.fromkeys(THREAD_VARIABLES, str(own)),
@@ -122,7 +180,7 @@ def plan_task(
     if gpu is not None and gpu_memory is not None:
         environment["CUPY_GPU_MEMORY_LIMIT"] = f"{100 * gpu_memory:g}%"  # rounded to 0% it would be no limit
     # A task sees only its own GPU, which is therefore number 0 to it.
-    return TaskPlan(job, index, rank, "CPU:0" if gpu is None else "GPU:0", environment)
+    return TaskPlan(job, index, rank, "CPU:0" if gpu is None else "GPU:0", environment, host, tuple(gpus))
 
 
 MOST_TASKS = 512

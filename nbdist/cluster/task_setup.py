@@ -26,8 +26,12 @@ def open_task(
     keys: dict[str, str],
     host: str = "127.0.0.1",
     cluster_id: str = "local",
+    node: str = "",
 ) -> dict[str, Any]:
-    """Start this process's Server and return its TaskInfo as plain values. Runs on an engine."""
+    """Start this process's Server and return its TaskInfo as plain values. Runs on an engine.
+
+    ``host`` is the address that the Server listens on, ``node`` the name of the host.
+    """
     keep_freed_memory()
     cluster_keys = ClusterKeys.from_dict(keys)
     server = Server(
@@ -42,7 +46,7 @@ def open_task(
     limit = os.environ.get(MEMORY_VARIABLE)
     server.sessions.store.limit = int(limit) if limit else None
     info = TaskInfo(
-        job, index, rank, host_identity(), os.getpid(), server.address, device, server.incarnation
+        job, index, rank, host_identity(), os.getpid(), server.address, device, server.incarnation, node
     )
     _opened.update(info=info, server=server, keys=cluster_keys)
     return info.to_dict()

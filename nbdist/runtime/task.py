@@ -31,6 +31,7 @@ class TaskInfo:
     - ``pid``: its process; ``address``: its Server, as "127.0.0.1:4711"
     - ``device``: the device that it computes on, "CPU:0" or "GPU:0"
     - ``incarnation``: a random number that is new in each process of the task
+    - ``node``: the name of its host in the cluster; "" for the client's own
     """
 
     job: str
@@ -41,6 +42,7 @@ class TaskInfo:
     address: str
     device: str
     incarnation: int
+    node: str = ""
 
     @property
     def name(self) -> str:
@@ -71,9 +73,11 @@ class TaskInfo:
         )
         if not job or index is None or rank is None:
             return None
-        host, address, device = (text(found.get(name), LONGEST) for name in ("host", "address", "device"))
+        host, address, device, node = (
+            text(found.get(name), LONGEST) for name in ("host", "address", "device", "node")
+        )
         pid, incarnation = whole(found.get("pid"), MOST_PID) or 0, whole(found.get("incarnation")) or 0
-        return cls(job, index, rank, host, pid, address, device, incarnation)
+        return cls(job, index, rank, host, pid, address, device, incarnation, node)
 
 
 __all__ = ["Roster", "Task", "TaskInfo", "acting_as", "current", "host_identity", "set_current"]

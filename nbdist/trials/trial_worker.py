@@ -32,7 +32,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nbdist.cluster.folder import busy_with, clusters_folder
+from nbdist.cluster.folder import busy_with
 from nbdist.errors import NbdistError
 from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
@@ -262,7 +262,7 @@ Body: TypeAlias = str | Callable[..., Any]
 def serve(spec: SweepSpec, body: Body, token: str) -> None:
     """Run the trials of a sweep that this engine receives; submitted once, on the main thread."""
     task, here = current(), trial_server()
-    with busy_with(clusters_folder() / task.cluster_id, spec.sweep), bodies_only():
+    with busy_with(spec.sweep), bodies_only():
         spec.pushed.hold(task.info.host)  # before the first trial: the client may end first
         here.open(spec, token)
         try:

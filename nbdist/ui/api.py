@@ -16,10 +16,9 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, ParamSpec, get_type_hints
 
 from IPython.core.getipython import get_ipython
-from psutil import pid_exists
 
 from nbdist.cluster.cluster import Cluster
-from nbdist.cluster.folder import FOLDER, clusters_folder, living, runs_on
+from nbdist.cluster.folder import clusters_folder, living, runs_on
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from nbdist.frameworks.registry import loaded
 from nbdist.run.attach import attach_run
@@ -294,10 +293,7 @@ def under_way() -> list[str]:
     found = [run for run in runs() if run.kind == "run" and not replication_of(run.options).in_client]
     going = {run.id for run in under_way_of(found)}
     for name in living():
-        folder = clusters_folder() / name
-        with suppress(OSError):
-            pids = [int(path.name) for path in (folder / FOLDER).iterdir() if path.name.isdigit()]
-            going.update(one for one in runs_on(folder, list(filter(pid_exists, pids))) if is_sweep(one))
+        going.update(one for one in runs_on(clusters_folder() / name) if is_sweep(one))
     return sorted(going, reverse=True)  # ids begin with the start time
 
 

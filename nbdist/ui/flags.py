@@ -152,7 +152,7 @@ def pushed_names(push: Iterable[str], namespace: Mapping[str, Any], magic: str) 
 # The flags of %cluster start, %cluster grow and %%distribute: name, values and meaning.
 
 START_FLAGS = {
-    "--workers": Flag("workers", int, "N", "tasks that train (default 2)"),
+    "--workers": Flag("workers", int, "N", "tasks that train (default 2, or what the hosts take)"),
     "--ps": Flag("ps", int, "N", "tasks that keep parameters (default 0)"),
     "--data": Flag("data", int, "N", "tasks that read data for the workers (default 0)"),
     "--launcher": Flag("launcher", str, "|".join(LAUNCHERS), describe_launchers()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,13 +26,16 @@ from nbdist.cluster.adopt import (
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.description import ClusterDescription, read_description
 from nbdist.cluster.folder import (
+    busy_tasks,
     busy_with,
     clusters_folder,
     is_busy,
     is_process_alive,
     is_this_process,
+    mark_busy,
     runs_on,
     this_process,
+    unmark_busy,
 )
 from nbdist.cluster.supervisor.client import SupervisorClient
 from nbdist.cluster.supervisor.process import CHECK_SECONDS, IdleTimeout
@@ -72,16 +74,25 @@ def test_a_detached_cluster_never_ends_by_itself() -> None:
     assert timeout.next_check(0.0, True) is None
 
 
-def test_only_living_processes_count_as_busy(tmp_path: Path) -> None:
-    with busy_with(tmp_path, "r1"):
-        assert runs_on(tmp_path, [os.getpid()]) == ["r1"]
-        assert is_busy(tmp_path, [1, os.getpid()])
-        assert not is_busy(tmp_path, [1])
-        assert runs_on(tmp_path, [1]) == []
-        assert (tmp_path / "busy" / str(os.getpid())).stat().st_mode & 0o777 == 0o600
-    assert not is_busy(tmp_path, [os.getpid()])
-    with busy_with(tmp_path / "nowhere", "r1"):  # an engine of plain ipyparallel has no cluster folder
+def test_busy_tasks_are_marked_by_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NBDIST_CLUSTER_FOLDER", str(tmp_path))
+    monkeypatch.setenv("NBDIST_RANK", "3")
+    with busy_with("r1"):
+        mark_busy(tmp_path, 12, "r1")
+        mark_busy(tmp_path, 4, "r2")
+        assert busy_tasks(tmp_path) == {3: "r1", 4: "r2", 12: "r1"}
+        assert runs_on(tmp_path) == ["r1", "r2"]
+        assert is_busy(tmp_path)
+        assert (tmp_path / "busy" / "3").stat().st_mode & 0o777 == 0o600
+        unmark_busy(tmp_path, 4)
+        unmark_busy(tmp_path, 12)
+    assert not is_busy(tmp_path)
+    monkeypatch.setenv("NBDIST_CLUSTER_FOLDER", str(tmp_path / "nowhere"))  # the cluster has ended
+    with busy_with("r1"):
         assert not (tmp_path / "nowhere").exists()
+    monkeypatch.delenv("NBDIST_CLUSTER_FOLDER")  # an engine of plain ipyparallel has no cluster folder
+    with busy_with("r1"):
+        assert not is_busy(tmp_path)
 
 
 def test_a_later_process_with_the_same_pid_is_distinguished() -> None:

@@ -23,7 +23,7 @@ from nbdist.cluster.affinity import (
     worker_cores,
 )
 from nbdist.cluster.resize import plan_more
-from nbdist.cluster.resources import plan_tasks
+from nbdist.cluster.resources import HERE, HostResources, plan_tasks
 from nbdist.runtime.task import TaskInfo
 
 SETS = st.frozensets(st.integers(0, 15))
@@ -111,7 +111,8 @@ def test_workers_have_their_cores_from_the_start_and_added_ones_too() -> None:
     assert describe_binding(tasks) == "cores near the GPUs: worker:0 0-1; worker:1 4-7; worker:2 2-3"
     assert [plan.threads for plan in plans] == [2, 4, 2, 4]
     infos = [TaskInfo("worker", i, i, "here", 7, "127.0.0.1:80", "GPU:0", i) for i in range(2)]
-    (more,) = plan_more(infos, 1, {}, cores=16, gpus=gpus)
+    here = {HERE: HostResources(16, gpus, worker_cores(3, gpus))}
+    (more,) = plan_more(infos, 1, {}, here, {HERE: 3})
     assert (more.environment["NBDIST_CORES"], more.threads) == ("2-3", 2)
     assert [plan.threads for plan in plan_tasks(1, cores=16, threads=9, gpus=gpus, bound=[(0, 1)])] == [9]
 

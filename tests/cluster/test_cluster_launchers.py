@@ -27,6 +27,9 @@ from nbdist.ui.flags import START_FLAGS, usage
 
 PACKAGE = Path(__file__).parents[2] / "nbdist"
 each = pytest.mark.parametrize("spec", LAUNCHERS.values(), ids=lambda spec: spec.name)
+here = pytest.mark.parametrize(
+    "spec", [spec for spec in LAUNCHERS.values() if not spec.needs_settings()], ids=lambda spec: spec.name
+)
 
 
 def refuse_hosts(value: Any) -> None:
@@ -69,7 +72,7 @@ def test_a_setting_is_a_flag_of_its_launcher_only(spec: LauncherSpec) -> None:
 
 @each
 def test_the_sidebar_offers_what_is_installed(spec: LauncherSpec) -> None:
-    assert (spec.name in about()["launchers"]) == spec.is_installed()
+    assert (spec.name in about()["launchers"]) == (spec.is_installed() and not spec.needs_settings())
 
 
 def test_settings_are_checked_before_anything_starts(monkeypatch: pytest.MonkeyPatch, own_home: Path) -> None:
@@ -92,7 +95,7 @@ def test_settings_are_checked_before_anything_starts(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.engines
-@each
+@here
 def test_tasks_start_are_replaced_and_end(spec: LauncherSpec, own_home: Path) -> None:
     phases: list[str] = []
     cluster = start_cluster(2, launcher=spec.name, report=phases.append)

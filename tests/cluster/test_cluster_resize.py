@@ -8,8 +8,10 @@ import pytest
 
 from nbdist.cluster.resize import check_more, last_workers, plan_more
 from nbdist.cluster.resources import (
+    HERE,
     MEMORY_VARIABLE,
     MOST_TASKS,
+    HostResources,
     TaskPlan,
     blas_threads,
     plan_tasks,
@@ -23,13 +25,14 @@ def info(job: str, index: int, rank: int) -> TaskInfo:
     return TaskInfo(job, index, rank, "here", 7, "127.0.0.1:80", "CPU:0", rank + 1)
 
 
+EIGHT = {HERE: HostResources(8)}
 SMALL = [info("worker", 0, 0), info("worker", 1, 1), info("ps", 0, 2)]
 
 
 def test_a_new_worker_has_the_next_rank_and_index() -> None:
-    assert names_of(plan_more(SMALL, 2, {}, cores=8)) == [(3, "worker:2"), (4, "worker:3")]
+    assert names_of(plan_more(SMALL, 2, {}, EIGHT, {HERE: 4})) == [(3, "worker:2"), (4, "worker:3")]
     left = [SMALL[0], SMALL[2]]
-    assert names_of(plan_more(left, 2, {}, cores=8)) == [(1, "worker:1"), (3, "worker:2")]
+    assert names_of(plan_more(left, 2, {}, EIGHT, {HERE: 4})) == [(1, "worker:1"), (3, "worker:2")]
 
 
 def names_of(plans: tuple[TaskPlan, ...]) -> list[tuple[int, str]]:
@@ -42,7 +45,7 @@ def test_an_added_worker_has_the_settings_of_an_initial_one(
     asked: dict[str, Any], gpus: tuple[str, ...]
 ) -> None:
     """Except for its rank, which a cluster started with this size gives to the parameter server."""
-    (plan,) = plan_more(SMALL, 1, asked, cores=8, gpus=gpus)
+    (plan,) = plan_more(SMALL, 1, asked, {HERE: HostResources(8, gpus)}, {HERE: 3})
     memory = 2 << 30 if asked.get("memory") else None
     given = {"threads": asked.get("threads"), "gpu_memory": asked.get("gpu_memory"), "memory": memory}
     first = plan_tasks(3, 1, cores=8, gpus=gpus, **given)[2]

@@ -22,7 +22,7 @@ from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.description import read_description
 from nbdist.cluster.hub import is_engine_death
 from nbdist.cluster.resize import ScaleUp, plan_more
-from nbdist.cluster.resources import MOST_TASKS, blas_threads
+from nbdist.cluster.resources import HERE, MOST_TASKS, HostResources, blas_threads
 from nbdist.cluster.supervisor.client import CONTROLLER
 from nbdist.errors import (
     DeadlineExceededError,
@@ -44,6 +44,8 @@ met = [nbdist.task.peer(info.rank).call("ping").meta["pid"] for info in nbdist.t
 config = json.loads(os.environ["TF_CONFIG"])
 (nbdist.task.rank, os.getpid(), known, met, config["cluster"], config["task"], nbdist.task.is_chief)
 """
+
+TWO_CORES, ROOM = {HERE: HostResources(2)}, {HERE: 9}
 
 
 def ignore(line: str) -> None:
@@ -222,18 +224,18 @@ def test_another_client_sees_added_and_removed_tasks(start: Start) -> None:
 def test_two_clients_do_not_change_a_cluster_together(start: Start) -> None:
     cluster = start(2, 1)
     with attached(cluster) as other:
-        scale_up = ScaleUp(other, other._supervisor, plan_more(other.tasks, 1, {}, cores=2))
+        scale_up = ScaleUp(other, other._supervisor, plan_more(other.tasks, 1, {}, TWO_CORES, ROOM))
         scale_up.poll()
         for change in (cluster.grow, cluster.shrink, lambda: cluster.restart(1)):
             with pytest.raises(UnavailableError, match="rank 3 is being started at this moment; try again"):
                 change()
         until(scale_up.poll)
         assert names(cluster.tasks) == [(0, "worker:0"), (1, "worker:1"), (2, "ps:0"), (3, "worker:2")]
-        late = ScaleUp(other, other._supervisor, plan_more(other.tasks[:3], 1, {}, cores=2))
+        late = ScaleUp(other, other._supervisor, plan_more(other.tasks[:3], 1, {}, TWO_CORES, ROOM))
         with pytest.raises(UnavailableError, match=r"ranks \[3\] are not free"):
             late.wait()
         check_cluster_is_consistent(cluster)
-        half = ScaleUp(other, other._supervisor, plan_more(other.tasks, 1, {}, cores=2))
+        half = ScaleUp(other, other._supervisor, plan_more(other.tasks, 1, {}, TWO_CORES, ROOM))
         until(lambda: half.poll() or half._forked)
         (pid,) = half._forked.values()
     until(lambda: not psutil.pid_exists(pid))  # the change is aborted, and its new processes are killed
@@ -248,7 +250,7 @@ def test_a_task_that_dies_during_its_start_changes_nothing(
 ) -> None:
     cluster = start(1)
     before = cluster.tasks
-    scale_up = ScaleUp(cluster, cluster._supervisor, plan_more(before, 1, {}, cores=2))
+    scale_up = ScaleUp(cluster, cluster._supervisor, plan_more(before, 1, {}, TWO_CORES, ROOM))
     with monkeypatch.context() as patch:
         if step == "start":
             until(lambda: scale_up.poll() or scale_up._forked)
@@ -280,7 +282,7 @@ def test_a_death_that_the_hub_notices_first_is_named_by_the_supervisor(
         )
         patch.setattr(supervisor, "ended", lambda: ended() if by_the_hub else {})
         patch.setattr("nbdist.cluster.task_setup.open_task", hanging(tmp_path / "there"))
-        scale_up = ScaleUp(cluster, supervisor, plan_more(cluster.tasks, 1, {}, cores=2))
+        scale_up = ScaleUp(cluster, supervisor, plan_more(cluster.tasks, 1, {}, TWO_CORES, ROOM))
         until(lambda: scale_up.poll() or (tmp_path / "there").exists())
         (pid,) = scale_up._forked.values()
         os.kill(pid, signal.SIGKILL)
@@ -299,7 +301,7 @@ def test_a_task_that_cannot_start_has_a_reason(start: Start, monkeypatch: pytest
             cluster.grow()
     assert cluster.tasks == before
     check_cluster_is_consistent(cluster)
-    late = ScaleUp(cluster, cluster._supervisor, plan_more(before, 1, {}, cores=2), timeout=0.0)
+    late = ScaleUp(cluster, cluster._supervisor, plan_more(before, 1, {}, TWO_CORES, ROOM), timeout=0.0)
     with pytest.raises(DeadlineExceededError, match="the cluster is as it was; try again with %cluster grow"):
         late.wait()
     check_cluster_is_consistent(cluster)
@@ -358,7 +360,7 @@ def test_a_rank_just_given_up_can_be_used_again(start: Start) -> None:
     """The killed process may still exist when the next one needs its rank."""
     cluster = start(1)
     for _ in range(5):
-        scale_up = ScaleUp(cluster, cluster._supervisor, plan_more(cluster.tasks, 1, {}, cores=2))
+        scale_up = ScaleUp(cluster, cluster._supervisor, plan_more(cluster.tasks, 1, {}, TWO_CORES, ROOM))
         until(lambda scale_up=scale_up: scale_up.poll() or scale_up._forked)
         scale_up.abort()
         assert names(cluster.grow(report=ignore)) == [(1, "worker:1")]
@@ -429,7 +431,7 @@ def test_ipyparallels_panel_has_added_and_removed_tasks(
 
 def test_growing_an_ended_cluster_does_not_wait(start: Start) -> None:
     cluster = start(1)
-    scale_up = ScaleUp(cluster, cluster._supervisor, plan_more(cluster.tasks, 1, {}, cores=2))
+    scale_up = ScaleUp(cluster, cluster._supervisor, plan_more(cluster.tasks, 1, {}, TWO_CORES, ROOM))
     scale_up.poll()
     os.kill(cluster._supervisor.pids[CONTROLLER], signal.SIGKILL)
     with pytest.raises(UnavailableError, match=r"has died|has ended"):
@@ -496,5 +498,5 @@ def test_an_mpi_world_does_not_grow(start: Start) -> None:
     ):
         cluster.shrink()
     with pytest.raises(NbdistError, match="an MPI world can neither add nor remove processes"):
-        ScaleUp(cluster, cluster._supervisor, plan_more(cluster.tasks, 1, {}, cores=2)).wait()
+        ScaleUp(cluster, cluster._supervisor, plan_more(cluster.tasks, 1, {}, TWO_CORES, ROOM)).wait()
     check_cluster_is_consistent(cluster)

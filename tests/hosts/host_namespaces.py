@@ -224,6 +224,13 @@ class Actor:
         self._stderr.seek(0)
         return self._stderr.read()
 
+    def end(self, seconds: float) -> None:
+        """Close its input, after which it ends; fail after ``seconds``."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.stdin = None
+        self.process.wait(seconds)
+
     def kill(self) -> None:
         """End it with SIGKILL; safe to repeat."""
         if not self._stderr.closed:

@@ -19,7 +19,7 @@ from waiting import until
 
 from nbdist.cluster import folder as folders
 from nbdist.cluster.description import write_description
-from nbdist.cluster.folder import busy_with, this_process
+from nbdist.cluster.folder import mark_busy, this_process, unmark_busy
 from nbdist.cluster.supervisor.process import OLDER_SOCKET
 from nbdist.lab.readers import clusters as watching
 from nbdist.lab.readers.clusters import Clusters, ClusterWatcher
@@ -106,21 +106,22 @@ def test_a_cluster_as_it_is_shown(clusters: Clusters, supervisor: Callable[[Path
     with a_cluster("mine", tasks, owner=this_process()) as folder:
         one = supervisor(folder)
         one.answer["pids"] = {"-1": 1, "0": os.getpid(), "1": os.getppid(), "2": 1}
-        with busy_with(folder, "a_run"):
-            (item,) = clusters.poll()
-            assert item.keys() == KEYS
-            assert item == json.loads(json.dumps(item))
-            assert item["id"] == item["title"] == "mine"
-            assert (item["kind"], item["state"], item["launcher"]) == ("nbdist", "running", "local")
-            assert (item["workers"], item["ps"], item["engines"], item["dead"]) == (2, 1, 3, [])
-            assert item["created"] == 1000.0
-            assert item["owner"] == {"pid": os.getpid(), "session": this_process()["session"], "alive": True}
-            assert not item["detached"]
-            assert item["attach"] == "import nbdist as nb\n%load_ext nbdist\n%cluster attach mine"
-            assert item["can"] == {"stop": True, "grow": True, "shrink": True, "restart": True}
-            assert (item["why"], item["lines"], item["error"]) == ({}, [], None)
-            assert item["runs"] == ["a_run"]
-            assert clusters.poll() == [item]
+        mark_busy(folder, 0, "a_run")
+        (item,) = clusters.poll()
+        assert item.keys() == KEYS
+        assert item == json.loads(json.dumps(item))
+        assert item["id"] == item["title"] == "mine"
+        assert (item["kind"], item["state"], item["launcher"]) == ("nbdist", "running", "local")
+        assert (item["workers"], item["ps"], item["engines"], item["dead"]) == (2, 1, 3, [])
+        assert item["created"] == 1000.0
+        assert item["owner"] == {"pid": os.getpid(), "session": this_process()["session"], "alive": True}
+        assert not item["detached"]
+        assert item["attach"] == "import nbdist as nb\n%load_ext nbdist\n%cluster attach mine"
+        assert item["can"] == {"stop": True, "grow": True, "shrink": True, "restart": True}
+        assert (item["why"], item["lines"], item["error"]) == ({}, [], None)
+        assert item["runs"] == ["a_run"]
+        assert clusters.poll() == [item]
+        unmark_busy(folder, 0)
         assert until(lambda: [one for one in clusters.poll() if one["runs"] == []])
         assert until(lambda: one.asked) == 1  # not in every poll
 
@@ -265,13 +266,14 @@ def test_other_folders_are_ignored(clusters: Clusters, home: Path) -> None:
         assert [item["id"] for item in clusters.poll()] == ["mine"]
 
 
-@pytest.mark.parametrize("step", ["read", "is_alive", "read_description", "runs_on"])
+@pytest.mark.parametrize("step", ["read", "is_alive", "read_description", "busy_tasks"])
 def test_a_cluster_may_vanish_between_two_steps(
     clusters: Clusters, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     where = watching.SupervisorConnection if step == "read" else watching
     do = getattr(where, step)
-    with a_cluster("mine", [a_task(0, os.getpid())]) as folder, busy_with(folder, "a_run"):
+    with a_cluster("mine", [a_task(0, os.getpid())]) as folder:
+        mark_busy(folder, 0, "a_run")
 
         def vanish_first(*arguments: Any) -> Any:
             folders.remove_traces(folder, "mine")

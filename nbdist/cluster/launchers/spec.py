@@ -15,13 +15,14 @@ an ssh client, which is then the child that the supervisor watches.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nbdist.errors import InvalidArgumentError, MissingExtra
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, MissingExtra
 
 if TYPE_CHECKING:
+    from nbdist.cluster.hosts import Host
     from nbdist.cluster.supervisor.process import SupervisorProcess
 
 
@@ -71,6 +72,27 @@ class Launcher(ABC):
 
 
 @dataclass(frozen=True)
+class HostCommand:
+    """A command that brings up the supervisors of one or more hosts, and runs as long as they do.
+
+    It is a process on the head's host. On its standard input it gets one line, which the command
+    ``python -m nbdist.cluster.supervisor.host`` has to get on each of the ``hosts`` (their names). It may
+    print lines of JSON, such as ``{"waiting": "job 12 is pending: Resources"}``; what it has printed to its
+    standard error is the cause if it ends early. SIGTERM makes it end what it has started. The line holds the
+    cluster's keys: pass it on through encrypted channels only, never in a file, an argument or a variable.
+    """
+
+    argv: tuple[str, ...]
+    hosts: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def no_commands(settings: Mapping[str, Any], hosts: Sequence[str]) -> tuple[HostCommand, ...]:
+    """Return no command: all tasks are on the client's host."""
+    return ()
+
+
+@dataclass(frozen=True)
 class LauncherSetting:
     """A setting of one launcher: a keyword of `start_cluster` and a flag of ``%cluster start``.
 
@@ -101,8 +123,14 @@ class LauncherSpec:
     - ``fixed_size``: why tasks can be neither added nor removed; "" if they can
     - ``not_replaced``: why the process of a task cannot be replaced; "" if it can
     - ``lost_by_replacement``: what a replaced task can no longer do, for the user; "" for nothing
-    - ``check()`` raises MissingExtra if a package that it needs is not installed
+    - ``check()`` raises MissingExtra if a package that it needs is not installed, FailedPreconditionError if
+      a program is not
     - ``settings``: what a user can set of it
+    - ``hosts(settings)`` returns the hosts that the tasks are placed on, and how many workers each may have;
+      none for the client's own
+    - ``commands(settings, names)`` returns the commands that bring up the supervisors of these hosts
+    - ``explain(host, code, errors)`` returns a sentence with the cause and the next step for such a command,
+      which ended with that exit code and these errors
     """
 
     name: str
@@ -114,14 +142,25 @@ class LauncherSpec:
     lost_by_replacement: str = ""
     check: Callable[[], None] = field(default=lambda: None)
     settings: tuple[LauncherSetting, ...] = ()
+    hosts: Callable[[Mapping[str, Any]], tuple[Host, ...]] = field(default=lambda settings: ())
+    commands: Callable[[Mapping[str, Any], Sequence[str]], tuple[HostCommand, ...]] = no_commands
+    explain: Callable[[str, int, str], str] = field(default=lambda host, code, errors: errors)
 
     def is_installed(self) -> bool:
         """Return whether this host has the packages that the launcher needs."""
         try:
             self.check()
-        except MissingExtra:
+        except (MissingExtra, FailedPreconditionError):
             return False
         return True
+
+    def needs_settings(self) -> bool:
+        """Return whether it cannot start without settings, such as the names of hosts."""
+        try:
+            self.hosts(self.read_settings({}))
+        except InvalidArgumentError:
+            return True
+        return False
 
     def read_settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of all its settings: those given, or their defaults.

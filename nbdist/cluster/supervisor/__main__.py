@@ -17,9 +17,13 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from socket import AF_INET
+from typing import TYPE_CHECKING, Any
 
-from nbdist.cluster.supervisor.process import CONTROLLER, SupervisorProcess, read_line
+from nbdist.cluster.supervisor.process import CONTROLLER, ChildProcess, SupervisorProcess, read_line
+
+if TYPE_CHECKING:
+    from nbdist.cluster.launchers.spec import LauncherSpec
 
 # Imported once here, before the engines are forked. These are names and not import statements, because the
 # modules lie on higher floors. An import that fails here fails again, and is reported, where it is used.
@@ -70,51 +74,87 @@ def raise_descriptor_limit() -> None:
 
 
 def start_children(supervisor: SupervisorProcess) -> Callable[[], None] | None:
-    """Fork the controller, unless the plan names one, and the engines; return a child's function."""
+    """Fork the controller, unless the plan names one, and the tasks; return a child's function.
+
+    With other hosts, their supervisors are started instead of tasks; a client starts the tasks later.
+    """
     plan = supervisor.plan
-    folder = plan["folder"]
-    connection = plan.get("connection")
+    folder, connection, hosts = plan["folder"], plan.get("connection"), plan.get("hosts", ())
     client_side: dict[str, Any] | None = None
     if connection is None:
         import zmq
 
         from nbdist.cluster.supervisor.controller import choose_ports, connection_for, run_controller
 
-        ports, supervisor.held_ports = choose_ports()
+        ports, supervisor.held_ports = choose_ports(EVERYWHERE) if hosts else choose_ports()
         key = secrets.token_hex(32)
         public, secret = (half.decode() for half in zmq.curve_keypair())
         connection = connection_for(ports["engine"], key, public)
         client_side = connection_for(ports["client"], key, public)
         ended, supervisor.hub_pipe = os.pipe()
         os.set_blocking(supervisor.hub_pipe, False)
+        expected = plan.get("expected", len(plan["tasks"]))
         start = partial(
-            run_controller, ports, key, public, secret, plan["cluster_id"], folder, len(plan["tasks"]), ended
+            run_controller, ports, key, public, secret, plan["cluster_id"], folder, expected, ended
         )
         gc.freeze()
         child = supervisor.fork(CONTROLLER, start, f"{folder}/log/controller.log")
         if child:
             return child
         os.close(ended)
+    supervisor.engine_connection = connection
     supervisor.broadcast({"event": "started", "connection": client_side})
     # Imported after the controller was forked, which so starts earlier.
     from nbdist.cluster.launchers.registry import find_launcher
     from nbdist.cluster.launchers.spec import LaunchRequest
 
     supervisor.launcher_spec = spec = find_launcher(plan["launcher"])
+    if hosts:
+        return start_hosts(supervisor, spec)
     if spec.forks:
         preload()
     tasks = plan["tasks"]
     request = LaunchRequest(len(tasks), connection, folder, plan["timeout"], plan["settings"])
     supervisor.launcher = spec.make(request)
     gc.freeze()  # the collector would write to shared pages, and copy them
-    for task in tasks:
-        log = f"{folder}/log/engine-{task['rank']}.log"
-        child = supervisor.launcher.start(supervisor, task["rank"], task["environment"], log)
-        if child:
-            return child
+    try:
+        for task in tasks:
+            supervisor.start_task(task, lambda reply: None)
+    except ChildProcess as child:
+        return child.become
     supervisor.launcher.all_started(supervisor)
     supervisor.broadcast({"event": "forked", "pids": supervisor.pids()})
     return None
+
+
+EVERYWHERE = "0.0.0.0"
+
+
+def start_hosts(supervisor: SupervisorProcess, spec: LauncherSpec) -> Callable[[], None] | None:
+    """Fork the relay, and run the commands that start the supervisors of other hosts."""
+    from nbdist.cluster.supervisor.controller import hold_port
+    from nbdist.cluster.supervisor.relay import run_head_relay
+
+    plan, folder = supervisor.plan, supervisor.folder
+    held = hold_port(EVERYWHERE)
+    supervisor.held_ports.append(held)
+    port = held.getsockname()[1]
+    start = partial(run_head_relay, folder, plan["keys"], EVERYWHERE, port)
+    child = supervisor.hosts.fork_relay(start, f"{folder}/log/relay.log")
+    if child:
+        return child
+    told = {name: plan[name] for name in ("cluster_id", "keys", "timeout")}
+    told |= {"heads": own_addresses(), "port": port, "versions": plan["versions"]}
+    supervisor.hosts.run_commands(spec.commands(plan["settings"], plan["hosts"]), told)
+    return None
+
+
+def own_addresses() -> list[str]:
+    """Return this host's addresses at which others may reach it, loopback last."""
+    import psutil
+
+    found = [one.address for each in psutil.net_if_addrs().values() for one in each if one.family == AF_INET]
+    return sorted(found, key=lambda address: address.startswith("127."))
 
 
 def preload() -> None:

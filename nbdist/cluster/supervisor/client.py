@@ -26,7 +26,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.supervisor.process import CONTROLLER, short_path, socket_name
+from nbdist.cluster.supervisor.process import CONTROLLER, connect_supervisor
 from nbdist.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS
 
@@ -45,6 +45,7 @@ class SupervisorClient:
         self.events: list[dict[str, Any]] = []
         self.exits: dict[int, dict[str, Any]] = {}  # rank -> how it ended
         self.pids: dict[int, int] = {}
+        self.hosts: dict[str, dict[str, Any]] = {}  # the other hosts' reports, by name
         self.roster: list[dict[str, Any]] | None = None  # the tasks, once they have changed
         self.closed = False
         self.stopping = ""
@@ -95,18 +96,16 @@ class SupervisorClient:
 
         Raises UnavailableError if it cannot be reached, DeadlineExceededError if it does not answer.
         """
-        connection = socket.socket(socket.AF_UNIX)
         try:
-            with short_path(folder) as short:
-                connection.connect(f"{short}/{socket_name(folder)}")
+            connection = connect_supervisor(folder)
         except OSError as error:
-            connection.close()
             raise UnavailableError(f"the cluster process of {folder.name} does not answer: {error}") from None
         client = cls(connection, folder)
         status = client.ask("watch" if observe else "status")
         client.pids = {int(rank): pid for rank, pid in status["pids"].items()}
         client.exits = {int(rank): how for rank, how in status["exits"].items()}
         client.roster = status["tasks"]
+        client.hosts = {one["name"]: one for one in status.get("hosts", ())}
         return client
 
     def ask(self, request: str, timeout: float = 5.0, **entries: Any) -> dict[str, Any]:
@@ -183,6 +182,17 @@ class SupervisorClient:
                 self.exits.setdefault(rank, {"rank": rank, "pid": pid, **lost})
         return self.exits
 
+    def place_of(self, host: str) -> dict[str, str]:
+        """Return the arguments of `open_task` for a task on a host: the address of its Server, its name."""
+        return {"host": self.hosts[host]["address"], "node": host} if host else {}
+
+    def take(self, name: str) -> list[dict[str, Any]]:
+        """Return the events of that name that have arrived, once."""
+        found = [event for event in self.events if event["event"] == name]
+        for event in found:
+            self.events.remove(event)
+        return found
+
     def event(self, name: str) -> dict[str, Any] | None:
         """Return the first event of that name, if one has arrived."""
         return next((event for event in self.events if event["event"] == name), None)
@@ -249,6 +259,8 @@ class SupervisorClient:
                 if self.stopping:
                     message["by"] = self.stopping
                 self.exits[message["rank"]] = message
+            case "host":
+                self.hosts[message["name"]] = message
             case "forked":
                 self.pids = {int(rank): pid for rank, pid in message["pids"].items()}
             case "roster":
@@ -286,10 +298,10 @@ def peer_of(connection: socket.socket) -> int:
 
 def end_frozen(folder: Path) -> None:
     """Kill the supervisor of a cluster that does not answer, and all its children."""
-    with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
-        with short_path(folder) as short:
-            # The kernel accepts the connection even if the process is frozen.
-            connection.connect(f"{short}/{socket_name(folder)}")
+    with (
+        suppress(OSError),
+        connect_supervisor(folder) as connection,
+    ):  # the kernel accepts it for a frozen one
         kill_peer(connection)
         connection.settimeout(KILL_SECONDS)
         while connection.recv(1 << 16):  # until it is dead

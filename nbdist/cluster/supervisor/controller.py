@@ -35,29 +35,43 @@ from nbdist.cluster.supervisor.engine import HEARTBEAT_SECONDS
 FIRST_BEAT_MS = 20
 SLOWER = 1.1  # a busy host may need longer than two beats to answer one
 NEVER = 1 << 30  # beats that an engine may miss: 34 years
+LOOPBACK = "127.0.0.1"
 ENGINE_CHANNELS = ("control", "mux", "task", "iopub", "hb_ping", "hb_pong")
 CLIENT_CHANNELS = ("control", "mux", "task", "iopub", "notification", "broadcast")
 
 
-def choose_ports(host: str = "127.0.0.1") -> tuple[dict[str, Any], list[socket.socket]]:
+def choose_ports(engines: str = LOOPBACK) -> tuple[dict[str, Any], list[socket.socket]]:
     """Return free ports for every channel of a controller, and the sockets that hold them.
 
-    A port that is bound and not listened on can be bound again (SO_REUSEADDR), and the system gives it to no
-    other process. Close the sockets when the controller listens.
+    The channels of clients listen on loopback, those of engines on the address ``engines``. A port that is
+    bound and not listened on can be bound again (SO_REUSEADDR), and the system gives it to no other process.
+    Close the sockets when the controller listens.
     """
     held: list[socket.socket] = []
 
-    def port() -> int:
-        one = socket.socket()
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        one.bind((host, 0))
-        held.append(one)
-        return int(one.getsockname()[1])
+    def port(host: str) -> int:
+        held.append(hold_port(host))
+        return int(held[-1].getsockname()[1])
 
-    interface = {"interface": f"tcp://{host}", "registration": port()}
-    engine = {**interface, **{name: port() for name in ENGINE_CHANNELS}, "broadcast": [port()]}
-    client = {**interface, "task_scheme": "leastload", **{name: port() for name in CLIENT_CHANNELS}}
+    registration = port(LOOPBACK)
+    engine: dict[str, Any] = {"interface": f"tcp://{engines}"}
+    engine |= {"registration": registration if engines == LOOPBACK else port(engines)}
+    engine |= {**{name: port(engines) for name in ENGINE_CHANNELS}, "broadcast": [port(engines)]}
+    client: dict[str, Any] = {
+        "interface": f"tcp://{LOOPBACK}",
+        "registration": registration,
+        "task_scheme": "leastload",
+    }
+    client |= {name: port(LOOPBACK) for name in CLIENT_CHANNELS}
     return {"engine": engine, "client": client}, held
+
+
+def hold_port(host: str) -> socket.socket:
+    """Return a socket that holds a free port of an address until it is closed."""
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    one.bind((host, 0))
+    return one
 
 
 def connection_for(side: dict[str, Any], key: str, public: str) -> dict[str, Any]:
@@ -99,6 +113,8 @@ def run_controller(
     config.IPController.curve_publickey = public.encode()
     config.IPController.curve_secretkey = secret.encode()
     config.IPController.enable_curve = True
+    if ports["engine"]["registration"] != ports["client"]["registration"]:
+        config.IPController.engine_ip = "0.0.0.0"  # another than the clients': the hub binds both
     config.HeartMonitor.period = int(HEARTBEAT_SECONDS * 1000)
     EagerHeartMonitor.expected_engines = engines
     # The stock controller sleeps for 0.25 s and waits for nothing in it.

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from ipykernel.iostream import OutStream
 
 from nbdist.cluster.affinity import CORES_VARIABLE, bind_this_process
+from nbdist.cluster.folder import FOLDER_VARIABLE
 from nbdist.cluster.resources import set_blas_threads
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -46,6 +47,7 @@ def run_engine(
     """
     loaded_with = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ.update(environment)
+    os.environ[FOLDER_VARIABLE] = folder
     if CORES_VARIABLE in environment:
         bind_this_process(environment[CORES_VARIABLE])  # before a thread starts: each has its own affinity
     if (threads := environment.get("OPENBLAS_NUM_THREADS")) is not None and threads != loaded_with:

@@ -50,20 +50,22 @@ import ctypes
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist.cluster.affinity import CORES_VARIABLE
-from nbdist.cluster.folder import is_busy, remove_traces
+from nbdist.cluster.folder import busy_tasks, is_busy, remove_traces, unmark_busy
+from nbdist.cluster.supervisor.hosts import Hosts, gpus_in_use
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS
 
 if TYPE_CHECKING:
@@ -89,13 +91,16 @@ class SupervisorProcess:
     def __init__(self, starter: socket.socket, plan: dict[str, Any], lock: int = -1) -> None:
         self.plan = plan
         self.folder = Path(plan["folder"])
-        self.gpus = Gpus(plan.get("gpus", ()))
+        self.gpus = Gpus()
         self.pid = os.getpid()
         self.lock = lock
         self.selector = selectors.DefaultSelector()
         self.clients: dict[socket.socket, bytes] = {}  # connection -> the start of an incomplete line
         self.observers: set[socket.socket] = set()  # connections that do not keep the cluster alive
-        self.children: dict[int, int] = {}  # pid -> rank
+        self.children: dict[int, int] = {}  # pid -> rank, of this host
+        self.forked: set[int] = set()  # the pids of all children that there were
+        self.hosts = Hosts(self)
+        self.engine_connection: dict[str, Any] = {}  # what an engine needs to connect to the controller
         self.exits: dict[int, dict[str, Any]] = {}  # rank -> how it ended
         self.kill_at: float | None = None  # once the cluster ends: when the remaining children are killed
         self.idle_timeout = IdleTimeout(*plan.get("idle_timeout") or (None, None))
@@ -104,6 +109,8 @@ class SupervisorProcess:
         self.launcher_spec: LauncherSpec | None = None
         self.changes = ChangeLock()
         self.oom_kills = count_oom_kills()
+        self.busy: dict[int, str] | None = {} if plan.get("host") else None
+        """On a host of another's cluster: the run of each busy task, as the head knows it."""
         self.hub_pipe = -1  # the controller reads from it the ranks of engines that have ended
         self.wake_in, self.wake_out = os.pipe()
         self.alive_in, self.alive_out = os.pipe()  # for `die_with_parent`: no child can write to it
@@ -127,14 +134,20 @@ class SupervisorProcess:
 
     def fork(self, rank: int, become: Callable[[], None], log: str) -> Callable[[], None] | None:
         """Fork a child; return None in the supervisor, and ``become`` in the child, which has to call it."""
+        pid, child = self.fork_process(become, log)
+        if pid:
+            self.add_child(pid, rank)
+        return child
+
+    def fork_process(self, become: Callable[[], None], log: str) -> tuple[int, Callable[[], None] | None]:
+        """Fork a process that ends with this one; return its pid and None, and 0 and ``become`` in it."""
         if threading.active_count() > 1:  # a lock that another thread holds would stay locked in the child
             raise RuntimeError(f"the cluster process must stay single-threaded: {threading.enumerate()}")
         pid = os.fork()
         if pid:
-            self.add_child(pid, rank)
-            return None
+            return pid, None
         self._become_child(log)
-        return become
+        return 0, become
 
     def add_child(self, pid: int, rank: int) -> None:
         """Take a child process as the engine of a rank: report its exit, and end it with the cluster.
@@ -142,19 +155,26 @@ class SupervisorProcess:
         The child leads a process group of its own, so that what it leaves there is killed too.
         """
         self.children[pid] = rank
+        self.forked.add(pid)
         self.exits.pop(rank, None)
 
     def run(self) -> Callable[[], None] | None:
         """Serve until all children have ended; in a child that is forked here, return what it has to call."""
         try:
-            while self.kill_at is None or self.children:
+            while self.kill_at is None or self.children or not self.hosts.ended:
                 timeout = self._next_timeout()
                 for key, _ in self.selector.select(timeout):
                     key.data(key.fileobj)
                 self._check_timeouts()
         except ChildProcess as child:
             return child.become
-        remove_traces(self.folder, self.plan["cluster_id"])
+        self.hosts.end_relay()
+        if self.plan.get("host"):  # the head, or another host, may be on this machine, too
+            for pid in self.forked:
+                remove_segments(self, pid)
+            shutil.rmtree(self.folder, ignore_errors=True)
+        else:
+            remove_traces(self.folder, self.plan["cluster_id"])
         return None
 
     def stop(self, reason: str) -> None:
@@ -162,6 +182,7 @@ class SupervisorProcess:
         if self.kill_at is None:
             self.kill_at = time.monotonic() + GRACE_SECONDS
             self.broadcast({"event": "stopping", "reason": reason})
+            self.hosts.stop(reason)
             for pid in list(self.children):
                 for number in (signal.SIGTERM, signal.SIGCONT):
                     send_signal(pid, number)
@@ -169,11 +190,57 @@ class SupervisorProcess:
     def broadcast(self, message: Reply) -> None:
         """Send an event to all clients and observers."""
         for client in list(self.clients):
-            self._send(client, message)
+            if client not in self.hosts.by_connection:
+                self.send(client, message)
 
     def pids(self) -> dict[str, int]:
-        """Return the pids of the living children, by rank."""
-        return {str(rank): pid for pid, rank in self.children.items()}
+        """Return the pids of the controller and of the living tasks, by rank."""
+        here = {rank: pid for pid, rank in self.children.items()}
+        return {str(rank): pid for rank, pid in (here | self.hosts.pids()).items()}
+
+    def start_task(self, task: dict[str, Any], answered: Callable[[Reply], None]) -> None:
+        """Start a task's process on its host; ``answered`` takes its pid, or the error.
+
+        Raises ChildProcess in a child that is forked here.
+        """
+        if task.get("host"):
+            self.hosts.start(task["host"], task, answered)
+            return
+        assert self.launcher is not None
+        rank = int(task["rank"])
+        if rank in self.exits:
+            remove_segments(self, self.exits[rank]["pid"])
+        unmark_busy(self.folder, rank)
+        log = f"{self.folder}/log/engine-{rank}.log"
+        with suppress(OSError):  # the new process's exit must not quote the old one's log
+            os.replace(log, f"{self.folder}/log/engine-{rank}-before.log")
+        become = self.launcher.start(self, rank, task["environment"], log)
+        if become is not None:
+            raise ChildProcess(become)
+        answered({"pid": next(pid for pid, has in self.children.items() if has == rank)})
+
+    def signal_task(self, rank: int, number: int, answered: Callable[[Reply], None]) -> None:
+        """Send a signal to a task's process, or the controller; ``answered`` takes whether it exists."""
+        if (host := self.hosts.find(rank)) is not None:
+            self.hosts.ask(host, "signal", answered, rank=rank, signum=number)
+            return
+        pid = next((pid for pid, has in self.children.items() if has == rank), None)
+        answered({"sent": pid is not None and send_signal(pid, number)})
+
+    def kill_tasks(self, pids: Mapping[int, int]) -> None:
+        """Kill the processes of tasks, by rank, that still have these pids."""
+        living = self.pids()
+        for rank, pid in pids.items():
+            if living.get(str(rank)) == pid:  # a child that is not reaped: no other process has its pid
+                self.signal_task(rank, signal.SIGKILL, lambda reply: None)
+
+    def report_exit(self, rank: int, how: dict[str, Any]) -> None:
+        """Take in how a process has ended, and report it to the clients and the hub."""
+        unmark_busy(self.folder, rank)
+        if rank == CONTROLLER or self.changes.is_member(self, rank):
+            self.exits[rank] = how
+            self.broadcast({**how, "event": "exit"})
+        self._report_to_hub(rank)  # no client waits for the exit of a task that was removed
 
     def _become_child(self, log: str) -> None:
         """In a fresh child: close the supervisor's descriptors, die with it, and print to ``log``."""
@@ -183,6 +250,7 @@ class SupervisorProcess:
         self.selector.close()
         for one in (self.listener, *self.clients, *self.held_ports):
             one.close()
+        self.hosts.close_in_child()
         if self.launcher is not None:
             self.launcher.close_in_child()
         for descriptor in (self.wake_in, self.wake_out, self.alive_out, self.lock, self.hub_pipe):
@@ -214,18 +282,43 @@ class SupervisorProcess:
             received = b""
         lines = (self.clients[client] + received).split(b"\n")
         if not received or len(lines[-1]) > MAX_LINE:
-            self._remove_client(client)
+            self.remove_client(client)
             return
         self.clients[client] = lines.pop()
         for line in lines:
+            request: dict[str, Any] = {}
+            answered = partial(self._reply, client, request)
             try:
-                request = json.loads(line)
-                reply = self._answer(request, client)
+                request.update(json.loads(line))
+                if (host := self.hosts.by_connection.get(client)) is not None:
+                    self.hosts.receive(host, request)
+                else:
+                    self._answer(request, client, answered)
             except Exception as error:
-                request, reply = {}, {"error": f"{type(error).__name__}: {error}"}
-            self._send(client, {"reply": request.get("id"), **reply})
+                answered({"error": f"{type(error).__name__}: {error}"})
 
-    def _answer(self, request: dict[str, Any], client: socket.socket) -> Reply:
+    def _reply(self, client: socket.socket, request: dict[str, Any], reply: Reply) -> None:
+        if client in self.clients:  # else it has disconnected since
+            self.send(client, {**reply, "reply": request.get("id")})
+
+    def _answer(
+        self, request: dict[str, Any], client: socket.socket, answered: Callable[[Reply], None]
+    ) -> None:
+        """Answer a request, now or when another host has answered."""
+        match request["request"]:
+            case "signal":
+                self.signal_task(int(request["rank"]), int(request["signum"]), answered)
+            case "start":
+                task = request["task"]
+                others = [one for one in self.plan["tasks"] if one["rank"] != task["rank"]]
+                self.plan["tasks"] = [*others, task]
+                self.start_task(task, answered)
+            case "replace" | "scale_up" | "scale_down" | "fork" | "commit" | "abort":
+                self.changes.answer(self, request, client, answered)
+            case _:
+                answered(self._answer_now(request, client))
+
+    def _answer_now(self, request: dict[str, Any], client: socket.socket) -> Reply:
         match request["request"]:
             case "status" | "watch":
                 if request["request"] == "status":
@@ -233,11 +326,11 @@ class SupervisorProcess:
                 exits = {str(rank): how for rank, how in self.exits.items()}
                 roster = self.changes.roster
                 stopping = self.kill_at is not None
-                return {"pids": self.pids(), "exits": exits, "stopping": stopping, "tasks": roster}
-            case "signal":
-                rank, number = int(request["rank"]), int(request["signum"])
-                pid = next((pid for pid, has in self.children.items() if has == rank), None)
-                return {"sent": pid is not None and send_signal(pid, number)}
+                hosts = [host.report for host in self.hosts.by_name.values()]
+                now = {"pids": self.pids(), "exits": exits, "stopping": stopping, "tasks": roster}
+                return {**now, "hosts": hosts}
+            case "host":
+                return self.hosts.join(request, client)
             case "ready":
                 while self.held_ports:  # the controller listens on these ports now
                     self.held_ports.pop().close()
@@ -245,21 +338,22 @@ class SupervisorProcess:
             case "stop":
                 self.stop(str(request.get("by") or "it was stopped by another process")[:200])
                 return {}
-            case "replace" | "scale_up" | "scale_down" | "fork" | "commit" | "abort":
-                return self.changes.answer(self, request, client)
         return {"error": f"no request {request['request']!r}"}
 
-    def _send(self, client: socket.socket, message: Reply) -> None:
+    def send(self, client: socket.socket, message: Reply) -> None:
+        """Send a line to a client or to another host's supervisor."""
         try:
             client.sendall(json.dumps(message).encode() + b"\n")
         except OSError:  # it has disconnected, or a full buffer of events waits for it
-            self._remove_client(client)
+            self.remove_client(client)
 
-    def _remove_client(self, client: socket.socket) -> None:
+    def remove_client(self, client: socket.socket) -> None:
+        """Disconnect a client or another host."""
         self.observers.discard(client)
         if self.clients.pop(client, None) is not None:
             self.selector.unregister(client)
             self.changes.disconnected(self, client)
+            self.hosts.disconnected(client)
             client.close()
             if client is self.starter and not (self.folder / "cluster.json").exists():
                 self.stop("the process that was starting the cluster has died")
@@ -270,6 +364,7 @@ class SupervisorProcess:
         self._reap()
 
     def _reap(self) -> None:
+        self.hosts.reap()
         for pid in list(self.children):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if not ended:
@@ -279,10 +374,7 @@ class SupervisorProcess:
                 os.killpg(pid, signal.SIGKILL)
             rank = self.children.pop(pid)
             if rank != CONTROLLER and not self.changes.is_member(self, rank):
-                # Scaled down, or of a change that was aborted: no client waits for this exit.
-                remove_segments(self, pid)
-                self._report_to_hub(rank)
-                continue
+                remove_segments(self, pid)  # scaled down, or of a change that was aborted
             died_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
             code = os.WEXITSTATUS(status) if died_by is None else None
             how: dict[str, Any] = {"rank": rank, "pid": pid, "code": code, "signal": died_by}
@@ -290,9 +382,7 @@ class SupervisorProcess:
             if died_by == signal.SIGKILL:
                 before, self.oom_kills = self.oom_kills, count_oom_kills()
                 how["memory"] = out_of_memory(before, self.oom_kills)
-            self.exits[rank] = how
-            self.broadcast({"event": "exit", **how})
-            self._report_to_hub(rank)
+            self.report_exit(rank, how)
             if rank == CONTROLLER:
                 self.stop(f"the controller (pid {pid}) has ended")
 
@@ -313,20 +403,31 @@ class SupervisorProcess:
         now = time.monotonic()
         kill = None if self.kill_at is None else max(0.0, self.kill_at - now)
         idle = self.idle_timeout.next_check(now, self._without_client())
-        return min((wait for wait in (kill, idle) if wait is not None), default=None)
+        busy = None if self.busy is None else CHECK_SECONDS
+        return min((wait for wait in (kill, idle, busy) if wait is not None), default=None)
 
     def _without_client(self) -> bool:
         return self.clients.keys() <= self.observers and self.kill_at is None
 
+    def _report_busy(self) -> None:
+        """Report to the head which tasks have begun or ended their part of a run."""
+        before, self.busy = self.busy or {}, busy_tasks(self.folder)
+        for rank in before.keys() | self.busy.keys():
+            if before.get(rank) != self.busy.get(rank):
+                self.broadcast({"event": "busy", "rank": rank, "run": self.busy.get(rank, "")})
+
     def _check_timeouts(self) -> None:
         now = time.monotonic()
+        if self.busy is not None:
+            self._report_busy()
         without_client = self._without_client()
-        busy = without_client and is_busy(self.folder, self.children)
+        busy = without_client and is_busy(self.folder)
         if self.idle_timeout.expired(now, without_client, busy):
             self.stop("no client was left")
         if self.kill_at is not None and now >= self.kill_at:
             for pid in list(self.children):
                 send_signal(pid, signal.SIGKILL)
+            self.hosts.kill()
             self.kill_at = now + GRACE_SECONDS
         if self.kill_at is not None:
             self._reap()
@@ -375,8 +476,8 @@ class MembershipChange:
     new_tasks: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Rank and environment of tasks that are being added, by rank."""
     scale_down: bool = False
-    forked: set[int] = field(default_factory=set)
-    """The pids of the processes that were forked for it."""
+    forked: dict[int, int] = field(default_factory=dict)
+    """The pids of the processes that were forked for it, by rank."""
 
 
 class ChangeLock:
@@ -385,25 +486,32 @@ class ChangeLock:
     def __init__(self) -> None:
         self.roster: list[dict[str, Any]] | None = None
         self._change: MembershipChange | None = None
-        self._aborted: set[int] = set()  # pids that were forked for changes that were aborted
+        self._aborted: set[tuple[int, int]] = set()  # rank and pid, forked for changes that were aborted
 
-    def answer(self, supervisor: SupervisorProcess, request: dict[str, Any], client: socket.socket) -> Reply:
+    def answer(
+        self,
+        supervisor: SupervisorProcess,
+        request: dict[str, Any],
+        client: socket.socket,
+        answered: Callable[[Reply], None],
+    ) -> None:
         """Answer a client's request; raises ChildProcess in a child."""
+        change = self._change
+        held = change is not None and change.client is client and change.id == str(request["change"])
         match request["request"]:
             case "replace" | "scale_down":
-                return self._end(supervisor, request, client)
+                answered(self._end(supervisor, request, client))
             case "scale_up":
-                return self._add(supervisor, request, client)
-        change, id = self._change, str(request["change"])
-        if change is None or change.client is not client or change.id != id:
-            return {"error": "this client does not hold the lock that a change of the tasks needs"}
-        match request["request"]:
+                answered(self._add(supervisor, request, client))
+            case _ if change is None or not held:
+                answered({"error": "this client does not hold the lock that a change of the tasks needs"})
             case "fork":
-                return self._fork(supervisor, change, int(request["rank"]))
+                self._fork(supervisor, change, int(request["rank"]), answered)
             case "commit":
-                return self._commit(supervisor, change, request["tasks"])
-        self._abort(supervisor)
-        return {}
+                answered(self._commit(supervisor, change, request["tasks"]))
+            case "abort":
+                self._abort(supervisor)
+                answered({})
 
     def disconnected(self, supervisor: SupervisorProcess, client: socket.socket) -> None:
         """Abort the client's change, if it has one."""
@@ -429,18 +537,18 @@ class ChangeLock:
         """Begin to replace or to remove tasks."""
         pids = {int(rank): int(pid) for rank, pid in request["pids"].items()}
         ranks, known = frozenset(pids), _ranks(supervisor)
-        if supervisor.launcher is None or not ranks <= known:
+        if not ranks <= known:
             return {"error": f"the ranks are {sorted(known)}, not {sorted(ranks)}"}
         if why := self._refusal(supervisor):
             return {"error": why}
-        living = {pid: rank for pid, rank in supervisor.children.items() if rank in ranks}
-        for pid, rank in living.items():
-            if pid != pids[rank] and pid not in self._aborted:
+        living = {int(rank): pid for rank, pid in supervisor.pids().items() if int(rank) in ranks}
+        for rank, pid in living.items():
+            if pid != pids[rank] and (rank, pid) not in self._aborted:
                 return {"error": f"the task of rank {rank} is pid {pid} by now, not {pids[rank]}"}
         scale_down = request["request"] == "scale_down"
         self._change = MembershipChange(client, str(request["change"]), ranks, scale_down=scale_down)
         if not scale_down:
-            _kill(living)
+            supervisor.kill_tasks(living)
         return {}
 
     def _add(self, supervisor: SupervisorProcess, request: dict[str, Any], client: socket.socket) -> Reply:
@@ -451,36 +559,47 @@ class ChangeLock:
             return {"error": why}
         if supervisor.launcher_spec is not None and supervisor.launcher_spec.fixed_size:
             return {"error": supervisor.launcher_spec.fixed_size}
-        if supervisor.launcher is None or taken or min(new_tasks) < 0:
+        if taken or min(new_tasks) < 0:
             return {"error": f"the ranks {taken or sorted(new_tasks)} are not free; try again"}
         self._change = MembershipChange(client, str(request["change"]), frozenset(new_tasks), new_tasks)
         return {}
 
-    def _fork(self, supervisor: SupervisorProcess, change: MembershipChange, rank: int) -> Reply:
+    def _fork(
+        self,
+        supervisor: SupervisorProcess,
+        change: MembershipChange,
+        rank: int,
+        answered: Callable[[Reply], None],
+    ) -> None:
         if rank not in change.ranks or change.scale_down:
-            return {"error": f"rank {rank} is not part of this change: {sorted(change.ranks)}"}
-        if supervisor.kill_at is not None or rank in supervisor.children.values():
-            return {"error": f"rank {rank} lives, or the cluster is ending"}
-        assert supervisor.launcher is not None
+            answered({"error": f"rank {rank} is not part of this change: {sorted(change.ranks)}"})
+            return
+        if supervisor.kill_at is not None or str(rank) in supervisor.pids():
+            answered({"error": f"rank {rank} lives, or the cluster is ending"})
+            return
         tasks = [*change.new_tasks.values(), *supervisor.plan["tasks"]]
         task = next(task for task in tasks if task["rank"] == rank)
-        if rank in supervisor.exits:
-            remove_segments(supervisor, supervisor.exits[rank]["pid"])
-        log = f"{supervisor.folder}/log/engine-{rank}.log"
-        with suppress(OSError):  # the new process's exit must not quote the old one's log
-            os.replace(log, f"{supervisor.folder}/log/engine-{rank}-before.log")
-        own = task["environment"].get("CUDA_VISIBLE_DEVICES")
-        lost = supervisor.exits.get(rank, {}).get("code") == GPU_LOST_STATUS or own in supervisor.gpus.lost
-        note = supervisor.gpus.replace(tasks, task) if lost else ""
-        if note is None:
-            return {"error": NO_OTHER_GPU.format(gpu=own), "final": True}
-        become = supervisor.launcher.start(supervisor, rank, task["environment"], log)
-        if become is not None:
-            raise ChildProcess(become)
-        pid = next(pid for pid, has in supervisor.children.items() if has == rank)
-        change.forked.add(pid)
-        supervisor.broadcast({"event": "forked", "pids": supervisor.pids()})
-        return {"pid": pid, "note": note}
+        try:
+            note = supervisor.hosts.relocate(tasks, task) or supervisor.gpus.replace(
+                tasks, task, supervisor.exits.get(rank, {}).get("code") == GPU_LOST_STATUS
+            )
+        except LookupError as error:
+            answered({"error": str(error.args[0]), "final": True})
+            return
+
+        def forked(reply: Reply) -> None:
+            if "pid" in reply:
+                if self._change is not change:  # it was aborted since
+                    self._aborted.add((rank, reply["pid"]))
+                    supervisor.kill_tasks({rank: reply["pid"]})
+                    return
+                change.forked[rank] = reply["pid"]
+                if not task.get("host"):
+                    supervisor.broadcast({"event": "forked", "pids": supervisor.pids()})
+                reply = {"pid": reply["pid"], "note": note, "host": task.get("host", "")}
+            answered(reply)
+
+        supervisor.start_task(task, forked)
 
     def _commit(
         self, supervisor: SupervisorProcess, change: MembershipChange, roster: list[dict[str, Any]]
@@ -492,14 +611,14 @@ class ChangeLock:
         supervisor.broadcast({"event": "roster", "tasks": roster})
         for rank in removed & supervisor.exits.keys():
             remove_segments(supervisor, supervisor.exits.pop(rank)["pid"])
-        _kill({pid: rank for pid, rank in supervisor.children.items() if rank in removed})
+        supervisor.kill_tasks({int(r): pid for r, pid in supervisor.pids().items() if int(r) in removed})
         return {}
 
     def _abort(self, supervisor: SupervisorProcess) -> None:
         assert self._change is not None
         change, self._change = self._change, None
-        _kill(change.forked & supervisor.children.keys())
-        self._aborted |= change.forked
+        supervisor.kill_tasks(change.forked)
+        self._aborted |= set(change.forked.items())
         for rank in change.new_tasks.keys() & supervisor.exits.keys():
             remove_segments(supervisor, supervisor.exits.pop(rank)["pid"])
 
@@ -515,31 +634,32 @@ NO_OTHER_GPU = (
 
 @dataclass
 class Gpus:
-    """The GPUs of a cluster by CUDA's names, and which of them are lost."""
+    """Which GPUs of the hosts are lost, by the name of the host and CUDA's name."""
 
-    names: Sequence[str]
-    lost: set[str] = field(default_factory=set)
+    lost: set[tuple[str, str]] = field(default_factory=set)
 
-    def replace(self, tasks: Sequence[dict[str, Any]], task: dict[str, Any]) -> str | None:
-        """Give a task another GPU than its own, which is lost; return a note, None if none is free.
+    def replace(self, tasks: Sequence[dict[str, Any]], task: dict[str, Any], lost: bool) -> str:
+        """Give a task another GPU of its host if its own is ``lost``, or was; return a note, "" for none.
 
-        A GPU is free if fewer workers have it than had the lost one. The task is no longer bound to cores,
-        which were near the lost GPU.
+        The GPUs of a task's host are in its "gpus". One is free if fewer workers have it than had the lost
+        one. The task is no longer bound to cores, which were near the lost GPU. Raises LookupError with the
+        reason if none is free.
 
-        >>> task = {"rank": 0, "environment": {"CUDA_VISIBLE_DEVICES": "GPU-1"}}
-        >>> Gpus(["GPU-1", "GPU-2"]).replace([task], task)
+        >>> task = {"rank": 0, "gpus": ["GPU-1", "GPU-2"], "environment": {"CUDA_VISIBLE_DEVICES": "GPU-1"}}
+        >>> Gpus().replace([task], task, lost=True)
         'GPU GPU-1 is lost: its process has GPU-2 now'
-        >>> Gpus(["GPU-2"]).replace([task], task) is None
-        True
+        >>> Gpus().replace([task], task, lost=False)
+        ''
         """
-        own = task["environment"].get("CUDA_VISIBLE_DEVICES")
-        if own not in self.names:
-            return ""  # not one of the cluster's
-        used = Counter(one["environment"].get("CUDA_VISIBLE_DEVICES") for one in tasks)
-        self.lost.add(own)
-        free = [name for name in self.names if name not in self.lost and used[name] < used[own]]
+        host, own = task.get("host", ""), task["environment"].get("CUDA_VISIBLE_DEVICES")
+        names = task.get("gpus", ())
+        if own not in names or not (lost or (host, own) in self.lost):
+            return ""
+        used = gpus_in_use(tasks, host)
+        self.lost.add((host, own))
+        free = [name for name in names if (host, name) not in self.lost and used[name] < used[own]]
         if not free:
-            return None
+            raise LookupError(NO_OTHER_GPU.format(gpu=own))
         new = min(free, key=lambda name: used[name])
         task["environment"]["CUDA_VISIBLE_DEVICES"] = new
         task["environment"].pop(CORES_VARIABLE, None)
@@ -548,11 +668,6 @@ class Gpus:
 
 def _ranks(supervisor: SupervisorProcess) -> set[int]:
     return {task["rank"] for task in supervisor.plan["tasks"]}
-
-
-def _kill(pids: dict[int, int] | set[int]) -> None:
-    for pid in pids:  # children that are not reaped, so no other process has these pids
-        os.kill(pid, signal.SIGKILL)
 
 
 def remove_segments(supervisor: SupervisorProcess, pid: int) -> None:
@@ -711,6 +826,18 @@ def short_path(folder: Path) -> Iterator[str]:
         with tempfile.TemporaryDirectory(prefix="nbdist-", dir="/tmp") as private:
             os.symlink(folder.absolute(), f"{private}/folder")
             yield f"{private}/folder"
+
+
+def connect_supervisor(folder: Path) -> socket.socket:
+    """Return a connection to the supervisor of a cluster's folder; OSError if none listens."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        with short_path(folder) as short:
+            connection.connect(f"{short}/{socket_name(folder)}")
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 def socket_name(folder: Path) -> str:

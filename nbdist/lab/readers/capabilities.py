@@ -24,7 +24,9 @@ def about() -> dict[str, Any]:
         "nbdist": own_version(),
         "cores": count_cores(),
         "gpus": _gpus(),
-        "launchers": [name for name, spec in LAUNCHERS.items() if spec.is_installed()],
+        "launchers": [
+            name for name, spec in LAUNCHERS.items() if spec.is_installed() and not spec.needs_settings()
+        ],
         "nvml": load_nvml()[1],
         "tensorboard": tensorboard_problem(),
         "home": str(folder or home_path()),

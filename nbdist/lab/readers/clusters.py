@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.description import FILE, LONGEST, ClusterDescription, read_description
-from nbdist.cluster.folder import FOLDER, VALID_ID, is_alive, runs_on
+from nbdist.cluster.folder import FOLDER, VALID_ID, busy_tasks, is_alive
 from nbdist.cluster.hub import own_versions
 from nbdist.cluster.launchers.registry import LAUNCHERS
 from nbdist.cluster.supervisor.client import describe_exit
@@ -150,7 +150,7 @@ class ClusterStatus:
     confirmed: frozenset[int] = frozenset()
     """The pids in the supervisor's present status, which are certainly the tasks'."""
     busy: Mapping[int, str] = field(default_factory=dict)
-    """By pid: the run of the task's process; without in-graph runs, whose bodies are in a notebook."""
+    """By rank: the run of the task; without in-graph runs, whose bodies are in a notebook."""
     owner_alive: bool = False
     written: float = 0.0
     """The time of the file that names the processes; a younger process has reused its pid."""
@@ -201,7 +201,7 @@ class ClusterWatcher:
         if reported is not None and reported.tasks is not None:
             description = description.now(reported.tasks)
         dead = self._dead(description, reported, written)
-        living = frozenset(task.pid for task in description.tasks if task.rank not in dead)
+        living = frozenset(task.rank for task in description.tasks if task.rank not in dead)
         return ClusterStatus(
             self.folder.name,
             "stopping" if reported is not None and reported.stopping else "running",
@@ -255,14 +255,14 @@ class ClusterWatcher:
         return not here or self._processes.find(owner["pid"], owner["started"]) is not None
 
     def _busy_runs(self, living: frozenset[int]) -> dict[int, str]:
-        """Return the run of each process; read again when a busy file was created or removed."""
+        """Return the run of each task; read again when a busy file was created or removed."""
         try:
             changed = os.stat(self._busy_folder).st_mtime_ns
         except OSError:
             return {}
         if self._busy is not None and self._busy[:2] == (changed, living):
             return self._busy[2]
-        found = {pid: run for pid in sorted(living) for run in runs_on(self.folder, [pid])}
+        found = {rank: run for rank, run in busy_tasks(self.folder).items() if rank in living}
         settled = time.time_ns() - changed > SETTLED_NS
         self._busy = (changed, living, found) if settled else None
         return found

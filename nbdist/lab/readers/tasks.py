@@ -77,7 +77,7 @@ def run_of(task: TaskInfo, seen: ClusterStatus, progress: Mapping[str, TaskProgr
     The body of an in-graph run is in the notebook's process, so its tasks have no busy file.
     """
     driven = (run for run in progress if run not in seen.runs and task.rank in progress[run])
-    return seen.busy.get(task.pid) or next(driven, None)
+    return seen.busy.get(task.rank) or next(driven, None)
 
 
 def _row(
@@ -104,7 +104,7 @@ def _row(
         "name": task.name,
         "job": task.job,
         "index": task.index,
-        "host": socket.gethostname() if here else f"another host ({task.host[:8]})",
+        "host": task.node or (socket.gethostname() if here else f"another host ({task.host[:8]})"),
         "pid": task.pid,
         "device": task.device or None,
         "state": task_state(alive, load, run, reached.get("state")),

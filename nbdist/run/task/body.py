@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.checkpoint.manager import parse_interval
-from nbdist.cluster.folder import busy_with, clusters_folder
+from nbdist.cluster.folder import busy_with
 from nbdist.cluster.supervisor.engine import replies_only
 from nbdist.distribute.registry import make_strategy
 from nbdist.errors import (
@@ -120,7 +120,7 @@ class RunSpec:
 def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
     """Run a body on this engine; return its outcome as plain data, what it raises too."""
     here = agent()
-    with busy_with(clusters_folder() / here.task.cluster_id, spec.run), bodies_only():
+    with busy_with(spec.run), bodies_only():
         try:
             # Before the run begins: a client that finds it under way may ask for its body at once.
             here.body = spec, body

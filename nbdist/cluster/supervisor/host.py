@@ -1,0 +1,135 @@
+"""`python -m nbdist.cluster.supervisor.host [NAME]`: be the supervisor of a host, of a head elsewhere.
+
+NAME is the host's name in the cluster; without it, Slurm's, or the host's own. The plan is one JSON line on
+standard input: the cluster's id and keys, and the head's addresses and port. The process runs until the
+cluster ends, or the head is not heard any more. It prints what keeps it from starting to standard error, in
+one sentence, and exits with 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any
+
+from nbdist.cluster.folder import host_folder
+from nbdist.cluster.gpus import list_gpus
+from nbdist.cluster.hub import own_versions
+from nbdist.cluster.resources import THREAD_VARIABLES, count_cores
+from nbdist.cluster.supervisor.__main__ import raise_descriptor_limit, start_children
+from nbdist.cluster.supervisor.process import SupervisorProcess, read_line
+from nbdist.errors import NbdistError
+from nbdist.wire.hosts import host_identity
+
+CONNECT_SECONDS = 5.0  # for the head to accept a connection
+MOST_BYTES = 1 << 16  # of the plan
+
+
+def main() -> None:
+    """Join the cluster of the plan, and serve until it ends."""
+    os.umask(0o077)
+    raise_descriptor_limit()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the connection that started it may end before the cluster
+    try:
+        plan = json.loads(sys.stdin.buffer.readline(MOST_BYTES))
+        name = next(iter(sys.argv[1:]), "") or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        folder, lock = host_folder(plan["cluster_id"], name)
+    except (NbdistError, OSError, ValueError, KeyError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    for variable in THREAD_VARIABLES:  # a task sets its own share of the cores; see `set_blas_threads`
+        os.environ.setdefault(variable, "1")
+    log = os.open(folder / "log" / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        ours.close()
+        os.close(lock)
+        _relay(name, plan, theirs, log)
+    theirs.close()
+    supervisor = _join(name, plan, str(folder), lock, ours, log)
+    become = start_children(supervisor) or supervisor.run()
+    if become is not None:
+        become()
+
+
+def _join(
+    name: str, plan: dict[str, Any], folder: str, lock: int, relay: socket.socket, log: int
+) -> SupervisorProcess:
+    """Report this host to the head, and return the supervisor that serves it."""
+    try:
+        found = read_line(relay)
+        if "error" in found:
+            raise EOFError(found["error"])
+        report = {
+            "name": name,
+            "hostname": socket.gethostname(),
+            "identity": host_identity(),
+            "head": found["head"],
+            "address": found["address"],
+            "cores": count_cores(),
+            "gpus": list(list_gpus()),
+            "versions": own_versions(),
+            "pid": os.getpid(),
+        }
+        relay.sendall(json.dumps({"id": 1, "request": "host", "report": report}).encode() + b"\n")
+        while "reply" not in (answer := read_line(relay)):
+            pass  # an event for all clients of the head
+        if "error" in answer:
+            raise EOFError(answer["error"])
+    except (EOFError, NbdistError, OSError) as error:
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)
+        sys.exit(str(error))
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    own = {
+        "host": name,
+        "cluster_id": plan["cluster_id"],
+        "folder": folder,
+        "connection": answer["connection"],
+        "timeout": answer["timeout"],
+        "launcher": "local",
+        "settings": {},
+        "tasks": [],
+    }
+    return SupervisorProcess(relay, own, lock)
+
+
+def _relay(name: str, plan: dict[str, Any], supervisor: socket.socket, log: int) -> None:
+    """Be the relay of this host. Runs in a fork, and never returns."""
+    from nbdist.cluster.supervisor.relay import HostRelay
+    from nbdist.wire.keys import ClusterKeys
+
+    status = 1
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # the supervisor ends it, by its end of the stream
+        for descriptor in (0, 1, 2):
+            os.dup2(log, descriptor)
+        # The address at which this host sees the client of its ssh connection is the likeliest.
+        seen = os.environ.get("SSH_CONNECTION", "").split()[:1]
+        known = [f"[{one}]" if ":" in one else one for one in (*seen, *plan["heads"])]
+        heads = [f"{one}:{plan['port']}" for one in known]
+        relay = HostRelay(name, heads, ClusterKeys.from_dict(plan["keys"]), supervisor)
+        try:
+            head = relay.connect(CONNECT_SECONDS)
+        except NbdistError as error:
+            supervisor.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
+            return
+        found = {"head": head.rpartition(":")[0], "address": relay.own_address}
+        supervisor.sendall(json.dumps(found).encode() + b"\n")
+        relay.run()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,315 @@
+"""The other hosts of a cluster, as the head's supervisor sees them: their tasks are started, signalled and
+watched through the supervisor of each.
+
+    head's supervisor                                       host b
+    HostCommand (ssh b …) ── the plan, on stdin ──────────► python -m nbdist.cluster.supervisor.host
+    join ◄───────────────── host: name, cores, GPUs … ───── (through the relay, as all that follows)
+    start, signal ───────── rank, environment ────────────► forks, signals
+    exit, busy ◄─────────── rank, pid, code, log … ──────── reaps
+
+A request to a host is answered later, so each has a function that takes the answer. A host that is lost
+answers all of them with an error, and its tasks count as ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from nbdist.cluster.affinity import CORES_VARIABLE
+from nbdist.cluster.folder import mark_busy, unmark_busy
+
+if TYPE_CHECKING:
+    from nbdist.cluster.launchers.spec import HostCommand
+    from nbdist.cluster.supervisor.process import SupervisorProcess
+
+Reply = dict[str, Any]
+Answered = Callable[[Reply], None]
+STDERR_TAIL = 4000  # bytes of a command's error output that its end carries
+MOST_OUTPUT = 1 << 16  # bytes of a line of a command's output
+
+
+def gpus_in_use(tasks: Sequence[dict[str, Any]], host: str) -> Counter[str]:
+    """Return how many of the tasks on a host have each GPU, by CUDA's name."""
+    own = (one["environment"] for one in tasks if one.get("host", "") == host)
+    return Counter(one.get("CUDA_VISIBLE_DEVICES") for one in own)
+
+
+@dataclass(eq=False)
+class RemoteHost:
+    """Another host, whose supervisor has joined; ``report`` is what it says about itself."""
+
+    name: str
+    report: dict[str, Any]
+    connection: socket.socket
+    tasks: dict[int, int] = field(default_factory=dict)
+    """The pids of its living tasks, by rank."""
+    awaited: dict[int, Answered] = field(default_factory=dict)
+    next_id: int = 0
+
+
+class Hosts:
+    """The hosts of one cluster and the commands that bring their supervisors up."""
+
+    def __init__(self, supervisor: SupervisorProcess) -> None:
+        self._supervisor = supervisor
+        self.by_name: dict[str, RemoteHost] = {}
+        self.by_connection: dict[socket.socket, RemoteHost] = {}
+        self.commands: list[Command] = []
+        self._killed = False
+        self.relay = 0  # the pid of the relay's process
+
+    def fork_relay(self, run: Callable[[], None], log: str) -> Callable[[], None] | None:
+        """Fork the relay's process; return None, and in the child the function that it has to call."""
+        pid, become = self._supervisor.fork_process(run, log)
+        self.relay = pid
+        return become
+
+    def run_commands(self, commands: Sequence[HostCommand], plan: dict[str, Any]) -> None:
+        """Run the commands that start the hosts' supervisors, each with the plan on its standard input."""
+        for one in commands:
+            try:
+                self.commands.append(Command(one, plan, self._supervisor))
+            except OSError as error:
+                self._report_end(one.hosts, 127, f"{one.argv[0]}: {error.strerror}")
+
+    def join(self, request: dict[str, Any], client: socket.socket) -> Reply:
+        """Take the supervisor of another host; the reply is what its engines need to connect."""
+        report = dict(request["report"])
+        name = str(report["name"])
+        if name in self.by_name or self._supervisor.kill_at is not None:
+            return {"error": f"host {name} has joined already, or the cluster is ending"}
+        host = RemoteHost(name, report, client)
+        self.by_name[name] = self.by_connection[client] = host
+        plan = self._supervisor.plan
+        engine = {**self._supervisor.engine_connection, "interface": f"tcp://{report['head']}"}
+        self._supervisor.broadcast({"event": "host", **report})
+        return {"connection": engine, "timeout": plan["timeout"]}
+
+    def receive(self, host: RemoteHost, message: dict[str, Any]) -> None:
+        """Take a reply or an event of a host's supervisor."""
+        if "reply" in message:
+            answered = host.awaited.pop(int(message["reply"] or 0), None)
+            if answered is not None:
+                answered(message)
+            return
+        match message.get("event"):
+            case "exit":
+                rank, pid = int(message["rank"]), int(message["pid"])
+                if host.tasks.get(rank) == pid:
+                    del host.tasks[rank]
+                    self._supervisor.report_exit(rank, {**message, "host": host.name})
+            case "busy":
+                rank, run = int(message["rank"]), str(message["run"])
+                if rank in host.tasks:
+                    if run:
+                        mark_busy(self._supervisor.folder, rank, run)
+                    else:
+                        unmark_busy(self._supervisor.folder, rank)
+
+    def ask(self, host: RemoteHost, request: str, answered: Answered, **entries: Any) -> None:
+        """Send a request to a host; ``answered`` takes the reply, which has "error" if it failed."""
+        host.next_id += 1
+        host.awaited[host.next_id] = answered
+        self._supervisor.send(host.connection, {"id": host.next_id, "request": request, **entries})
+
+    def start(self, name: str, task: dict[str, Any], answered: Answered) -> None:
+        """Start a task's process on a host."""
+        host = self.by_name.get(name)
+        if host is None:
+            answered({"error": f"host {name} is not there"})
+            return
+
+        def started(reply: Reply) -> None:
+            if "pid" in reply:
+                host.tasks[int(task["rank"])] = int(reply["pid"])
+                self._supervisor.exits.pop(int(task["rank"]), None)
+                self._supervisor.broadcast({"event": "forked", "pids": self._supervisor.pids()})
+            answered(reply)
+
+        self.ask(host, "start", started, task={name: task[name] for name in ("rank", "environment")})
+
+    def relocate(self, tasks: Sequence[dict[str, Any]], task: dict[str, Any]) -> str:
+        """Move a task whose host is lost to the host with the fewest tasks; return a note, "" for no move.
+
+        Raises LookupError with the reason if no host, or no GPU, is left for it.
+        """
+        lost = task.get("host", "")
+        if not lost or lost in self.by_name:
+            return ""
+        environment, had_gpu = task["environment"], bool(task.get("gpus"))
+        places = [host for host in self.by_name.values() if host.report["gpus"] or not had_gpu]
+        if not places:
+            raise LookupError(
+                f"its host {lost} was lost, and no other host{' with a GPU' if had_gpu else ''} is left: "
+                "start a new cluster (%cluster stop, %cluster start), and resume the run from its last state"
+            )
+        order = self._supervisor.plan["hosts"]
+        host = min(places, key=lambda one: (len(one.tasks), order.index(one.name)))
+        task["host"] = host.name
+        if had_gpu:
+            used, task["gpus"] = gpus_in_use(tasks, host.name), list(host.report["gpus"])
+            environment["CUDA_VISIBLE_DEVICES"] = min(task["gpus"], key=lambda name: used[name])
+        environment.pop(CORES_VARIABLE, None)
+        return f"its host {lost} was lost: its process is on {host.name} now"
+
+    def find(self, rank: int) -> RemoteHost | None:
+        """Return the host on which the task of a rank lives; None for one of the head, or none."""
+        return next((host for host in self.by_name.values() if rank in host.tasks), None)
+
+    def pids(self) -> dict[int, int]:
+        """Return the pids of all living tasks on other hosts, by rank."""
+        return {rank: pid for host in self.by_name.values() for rank, pid in host.tasks.items()}
+
+    def disconnected(self, client: socket.socket) -> None:
+        """Take the tasks of a host for ended, whose supervisor has ended or is not heard any more."""
+        host = self.by_connection.pop(client, None)
+        if host is None:
+            return
+        del self.by_name[host.name]
+        why = f"host {host.name} was lost: it has ended, or was cut off from this one"
+        for answered in [*host.awaited.values()]:
+            answered({"error": why})
+        self._supervisor.broadcast({"event": "host_lost", "name": host.name, "reason": why})
+        for rank, pid in host.tasks.items():
+            ended = {"rank": rank, "pid": pid, "code": None, "signal": None, "time": time.time(), "log": ""}
+            self._supervisor.report_exit(rank, {**ended, "by": why, "host": host.name})
+
+    def stop(self, reason: str) -> None:
+        """Have all hosts end their tasks and their supervisors."""
+        for host in [*self.by_name.values()]:
+            self.ask(host, "stop", lambda reply: None, by=reason)
+        for command in self.commands:
+            if not self.by_name:  # what has not begun yet
+                command.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End what has not ended in a grace period: first commands by SIGTERM, then all that is left."""
+        for command in self.commands:
+            command.signal(signal.SIGKILL if self._killed else signal.SIGTERM)
+        if self._killed:  # a host that does not answer ends its tasks by itself, as one that is cut off
+            for client in [*self.by_connection]:
+                self._supervisor.remove_client(client)
+        self._killed = True
+
+    def reap(self) -> None:
+        """Take in which commands have ended."""
+        for command in [*self.commands]:
+            code = command.poll()
+            if code is not None:
+                self.commands.remove(command)
+                self._report_end(command.hosts, code, command.errors.decode(errors="replace"))
+
+    @property
+    def ended(self) -> bool:
+        """Whether no host and no command is left."""
+        return not self.by_name and not self.commands
+
+    def close_in_child(self) -> None:
+        """Close the descriptors of the commands in a fresh child of the supervisor."""
+        for command in self.commands:
+            command.close()
+
+    def end_relay(self) -> None:
+        """End the relay, when nothing is left to say."""
+        if self.relay:
+            with suppress(ProcessLookupError):
+                os.kill(self.relay, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(self.relay, 0)
+
+    def _report_end(self, hosts: Sequence[str], code: int, errors: str) -> None:
+        missing = [name for name in hosts if name not in self.by_name]
+        end = {"hosts": missing, "code": code, "errors": errors[-STDERR_TAIL:]}
+        self._supervisor.broadcast({"event": "command_ended", **end})
+
+
+class Command:
+    """A running `HostCommand`; lines of JSON on its output are events for the clients."""
+
+    def __init__(self, command: HostCommand, plan: dict[str, Any], supervisor: SupervisorProcess) -> None:
+        self.hosts = command.hosts
+        self.errors = b""
+        self._output = b""
+        self._supervisor = supervisor
+        self._process = subprocess.Popen(
+            command.argv,
+            env={**os.environ, **command.environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        with suppress(BrokenPipeError):  # it has ended already; its errors say why
+            self._process.stdin.write(json.dumps(plan).encode() + b"\n")  # smaller than a pipe's buffer
+            self._process.stdin.flush()
+        self._pipes = [self._process.stdout, self._process.stderr]
+        for pipe, take in zip(self._pipes, (self._take_output, self._take_errors), strict=True):
+            os.set_blocking(pipe.fileno(), False)
+            supervisor.selector.register(pipe, selectors.EVENT_READ, partial(self._read, take))
+
+    def poll(self) -> int | None:
+        """Return the exit code once it has ended."""
+        code = self._process.poll()
+        if code is not None:
+            for pipe in [*self._pipes]:  # what it has written last
+                self._read(self._take_errors if pipe is self._process.stderr else self._take_output, pipe)
+            self.close()
+        return code
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def close(self) -> None:
+        """Close its pipes."""
+        for pipe in self._pipes:
+            with suppress(KeyError, ValueError):
+                self._supervisor.selector.unregister(pipe)
+            pipe.close()
+        self._pipes.clear()
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    def _read(self, take: Callable[[bytes], None], pipe: Any) -> None:
+        while True:
+            try:
+                received = os.read(pipe.fileno(), 1 << 16)
+            except (BlockingIOError, ValueError):
+                return
+            if not received:
+                self._supervisor.selector.unregister(pipe)
+                self._pipes.remove(pipe)
+                pipe.close()
+                return
+            take(received)
+
+    def _take_errors(self, received: bytes) -> None:
+        self.errors = (self.errors + received)[-STDERR_TAIL:]
+
+    def _take_output(self, received: bytes) -> None:
+        *lines, rest = (self._output + received).split(b"\n")
+        self._output = rest[-MOST_OUTPUT:]
+        for line in lines:
+            with suppress(ValueError):  # a login shell's greeting, for example
+                message = json.loads(line)
+                if isinstance(message, dict) and isinstance(message.get("waiting"), str):
+                    waiting = message["waiting"][:1000]
+                    self._supervisor.broadcast(
+                        {"event": "waiting", "hosts": list(self.hosts), "reason": waiting}
+                    )

@@ -1,0 +1,91 @@
+"""An actor that is a client: it starts a cluster on other hosts, trains on it and changes it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from typing import Any
+
+from actor import serve
+
+import nbdist as nb
+from nbdist.cluster.cluster import Cluster
+from nbdist.cluster.launch import start_cluster
+
+
+def start(**options: Any) -> dict[str, Any]:
+    """Start a cluster; return its phases, and the tasks' hosts by rank."""
+    phases: list[str] = []
+    cluster = start_cluster(report=phases.append, **options)
+    return {"phases": [line.split(" ", 1)[0] for line in phases], "nodes": nodes(cluster)}
+
+
+def nodes(cluster: Cluster) -> list[str]:
+    return [info.node for info in cluster.tasks]
+
+
+def run(code: str) -> list[Any]:
+    return Cluster.current().run(code)
+
+
+def train(strategy: str, epochs: int = 4) -> dict[str, Any]:
+    """Train on all workers; return the run's error, its steps and the chief's last epoch."""
+
+    def body() -> str:
+        x, y, *_ = nb.data.digits()
+        layers = [nb.nn.Dense(16, activation="relu"), nb.nn.Dense(10, activation="softmax")]
+        model = nb.nn.Sequential([nb.nn.Flatten(), *layers])
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        model.fit(x, y, epochs=epochs)
+        return nb.task.info.node
+
+    done = nb.launch(body, strategy=strategy)
+    return {"error": done.error, "steps": done.global_step, "epoch": done.last_epoch(0)}
+
+
+def kill(rank: int) -> list[int]:
+    """Kill a task's process, and return the ranks that are known to be dead."""
+    cluster = Cluster.current()
+    assert cluster.signal(rank, signal.SIGKILL)
+    return dead([rank])
+
+
+def dead(ranks: list[int], seconds: float = 15.0) -> list[Any]:
+    """Wait until these ranks are dead; return how they ended, and how long that took."""
+    cluster, begun, pause = Cluster.current(), time.monotonic(), threading.Event()
+    while [info.rank for info in cluster.dead()] != ranks and time.monotonic() < begun + seconds:
+        pause.wait(0.02)
+    ended = [row["ended"] for row in cluster.status() if row["ended"]]
+    return [*ended, time.monotonic() - begun]
+
+
+def restart() -> list[str]:
+    """Replace all dead tasks; return what was reported."""
+    lines: list[str] = []
+    Cluster.current().restart(report=lines.append)
+    return [*lines, *nodes(Cluster.current())]
+
+
+def grow(workers: int) -> list[str]:
+    Cluster.current().grow(workers, report=str)
+    return nodes(Cluster.current())
+
+
+def shrink(workers: int) -> list[str]:
+    Cluster.current().shrink(workers, report=str)
+    return nodes(Cluster.current())
+
+
+def rest(seconds: float) -> None:
+    """Let time pass."""
+    threading.Event().wait(seconds)
+
+
+def stop() -> float:
+    begun = time.monotonic()
+    Cluster.current().stop()
+    return time.monotonic() - begun
+
+
+serve({one.__name__: one for one in (start, run, train, kill, dead, restart, grow, shrink, rest, stop)})

@@ -1,0 +1,123 @@
+"""Clusters on other hosts, through a real sshd on each: what holds on one host holds there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from host_namespaces import Actor
+from ssh_hosts import SshHosts
+from waiting import limit, until
+
+pytestmark = pytest.mark.netns
+
+LEAVE_SECONDS = 20.0  # until a client that should have ended counts as hanging
+LOST_SECONDS = 10.0  # until a host that is cut off or gone is known to be lost
+
+
+@pytest.fixture
+def client(ssh_hosts: SshHosts) -> Iterator[Actor]:
+    """A client on the head; in the end nothing of a cluster is left in any host's folder."""
+    actor = ssh_hosts.run("head", "cluster_actor.py")
+    try:
+        yield actor
+    finally:
+        actor.end(LEAVE_SECONDS)  # it stops its cluster, if a test has left one
+    left = {host: traces(ssh_hosts, host) for host in ssh_hosts.up()}
+    assert not any(left.values()), f"left on the hosts: {left}"
+
+
+def traces(hosts: SshHosts, host: str) -> list[str]:
+    """Return what clusters have left in a host's folder of nbdist."""
+    home = hosts.path(host, hosts.home / "nbdist")
+    folders = [home / name for name in ("clusters", "hosts")]
+    return [str(path) for folder in folders if folder.is_dir() for path in folder.iterdir()]
+
+
+def test_a_cluster_trains_changes_and_ends_as_on_one_host(client: Actor, ssh_hosts: SshHosts) -> None:
+    started = client.do(do="start", launcher="ssh", hosts="host1:2,host2:1,host3:1", ps=2)
+    assert started["phases"] == ["controller", "3", "6", "servers", "ready"]
+    assert started["nodes"] == ["host1", "host1", "host2", "host3", "host1", "host2"]
+    code = "import os, socket; [socket.gethostname(), os.environ['NBDIST_RANK'], nbdist.task.address]"
+    code = code.replace("nbdist.task.address", "__import__('nbdist').task.info.address.rpartition(':')[0]")
+    seen = client.do(do="run", code=code)
+    assert seen == [
+        [host, str(rank), ssh_hosts.addresses[host]] for rank, host in enumerate(started["nodes"])
+    ]
+    for strategy in ("ps", "multi_worker"):
+        trained = client.do(do="train", strategy=strategy)
+        assert trained["error"] is None
+        assert trained["epoch"]["accuracy"] > 0.3
+    killed = client.do(do="kill", rank=2)
+    assert killed[0] == "killed by SIGKILL"
+    restarted = client.do(do="restart")
+    assert restarted[0].startswith("restarted in")
+    assert restarted[1:] == started["nodes"]
+    grown = client.do(do="grow", workers=2)
+    assert grown == [*started["nodes"], "host3", "host2"]
+    assert client.do(do="shrink", workers=2) == started["nodes"]
+    assert client.do(do="train", strategy="multi_worker")["error"] is None
+    assert client.do(do="stop") < limit(3)
+
+
+def test_a_host_that_does_not_come_is_one_sentence(client: Actor, ssh_hosts: SshHosts) -> None:
+    start = {"do": "start", "launcher": "ssh", "hosts": "host1:1,host2:1"}
+    error, text = client.do(**start, python="/no/python")
+    assert error == "UnavailableError"
+    assert text.startswith(("host host1: ", "host host2: "))
+    assert "the shell there finds no such command" in text
+    assert "/no/python" in text
+    error, text = client.do(**start | {"hosts": "host1:1,host9:1"})
+    assert (error, text.partition(":")[0]) == ("UnavailableError", "host host9")
+    assert "does not resolve" in text
+    ssh_hosts.refuse_dialing("host2", "head")
+    error, text = client.do(**start)
+    assert (error, text.partition(":")[0]) == ("UnavailableError", "host host2")
+    assert "cannot reach the head of the cluster at 10.91.8.254:" in text
+    assert "open the head's ports for this host" in text
+
+
+def test_the_tasks_of_a_host_that_is_gone_move_to_another(client: Actor, ssh_hosts: SshHosts) -> None:
+    client.do(do="start", launcher="ssh", hosts="host1:1,host2:1,host3:1")
+    ssh_hosts.power_off("host3")
+    *ended, seconds = client.do(do="dead", ranks=[2])
+    assert ended == ["host host3 was lost: it has ended, or was cut off from this one"]
+    assert seconds < limit(LOST_SECONDS)
+    told, *nodes = client.do(do="restart")
+    assert "its host host3 was lost: its process is on host1 now" in told
+    assert nodes == ["host1", "host2", "host1"]
+    assert client.do(do="train", strategy="multi_worker")["error"] is None
+    client.do(do="stop")
+
+
+def test_a_host_that_is_cut_off_ends_its_tasks_and_never_returns(client: Actor, ssh_hosts: SshHosts) -> None:
+    client.do(do="start", launcher="ssh", hosts="host1:1,host2:1")
+    ssh_hosts.cut("host2")
+    *ended, seconds = client.do(do="dead", ranks=[1])
+    assert ended == ["host host2 was lost: it has ended, or was cut off from this one"]
+    assert seconds < limit(LOST_SECONDS)
+    assert until(lambda: not traces(ssh_hosts, "host2"), limit(LOST_SECONDS))
+    ssh_hosts.heal("host2")
+    nodes = client.do(do="restart")[1:]
+    assert nodes == ["host1", "host1"]
+    client.do(do="stop")
+
+
+def test_hosts_end_their_tasks_without_their_head(client: Actor, ssh_hosts: SshHosts) -> None:
+    client.do(do="start", launcher="ssh", hosts="host1:1,host2:1")
+    ssh_hosts.at("head", "pkill", "-KILL", "-f", "nbdist.cluster.supervisor ")
+    assert until(
+        lambda: not traces(ssh_hosts, "host1") and not traces(ssh_hosts, "host2"), limit(LOST_SECONDS)
+    )
+    client.do(do="stop")
+
+
+def test_a_short_cut_costs_nothing(client: Actor, ssh_hosts: SshHosts) -> None:
+    client.do(do="start", launcher="ssh", hosts="host1:1,host2:1")
+    pids = client.do(do="run", code="import os; os.getpid()")
+    for host in ("host1", "head"):
+        ssh_hosts.cut(host)
+        client.do(do="rest", seconds=2.0)
+        ssh_hosts.heal(host)
+        assert client.do(do="run", code="import os; os.getpid()") == pids
+    client.do(do="stop")
