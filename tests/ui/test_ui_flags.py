@@ -91,7 +91,7 @@ def test_a_repeated_flag_is_refused(line: str, said: str) -> None:
         ("--id mine", {"cluster_id": "mine"}),
         ("--timeout 2.5", {"timeout": 2.5}),
         ("--orphan-timeout 5", {"orphan_timeout": 5.0}),
-        ("--launcher ssh --hosts a:2,b:2", {"launcher": "ssh", "hosts": "a:2,b:2"}),
+        ("--hosts a:2,b:2", {"hosts": "a:2,b:2"}),
         ("--python /opt/venv/bin/python", {"python": "/opt/venv/bin/python"}),
     ],
 )
