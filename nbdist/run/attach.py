@@ -27,7 +27,9 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.metrics.run_folder import RunFile, read_run, run_folder
-from nbdist.run.finish import ENDED
+from nbdist.run.files.mirror import Mirror
+from nbdist.run.files.place import marked
+from nbdist.run.finish import ENDED, keep_timeline
 from nbdist.run.follow import View
 from nbdist.run.history import known_run, runs
 from nbdist.run.membership import MembershipRules
@@ -47,6 +49,7 @@ from nbdist.runtime.task import TaskInfo
 from nbdist.wire.rpc.frame import Frame
 
 OVER_SECONDS = 30.0  # limit for fetching the results of a run that has ended
+COPY_SECONDS = 5.0  # for the logs of tasks on other hosts
 
 
 def attach_run(run_id: str | None = None, *, make_view: Callable[[Run], View] | None = None) -> Run:
@@ -69,12 +72,24 @@ def attach_run(run_id: str | None = None, *, make_view: Callable[[Run], View] | 
         found.release(remote)
         return _opened(found, None, {}, make_view)
     answers = found.ask(remote)
+    mirror = Mirror.of(marked(found.folder), cluster)
     if not any(answer.meta["state"] != "unknown" for answer in answers.values()):
         if not found.settled:
             found.why = f"the tasks of cluster {cluster.id} do not know it"
+        missing = mirror.collect(found.living(remote), OVER_SECONDS) if mirror.place.token else []
         remote.close()
-        return _opened(found, None, {}, make_view)
-    return _opened(found, remote, answers, make_view)
+        run = _opened(found, None, {}, make_view)
+        run.notes.extend(missing)
+        return run
+    if mirror.place.token:
+        for rank in found.living(remote):
+            mirror.add(rank)
+        mirror.catch_up(COPY_SECONDS)
+        for rank, answer in answers.items():
+            if "log" in answer.meta:
+                size = int(answer.meta["size"])
+                answer.meta["log"] = mirror.log(rank, answer.meta["log"], size, COPY_SECONDS).name
+    return _opened(found, remote, answers, make_view, mirror)
 
 
 def find_run(run_id: str | None) -> RunFile:
@@ -173,13 +188,18 @@ class _RecordedRun:
 
     def release(self, remote: RemoteTasks) -> None:
         """Release the tasks that the run has reserved; they write their parts of its timeline."""
+        meta = {"run": self.record.id, **marked(self.folder).to_meta()}
         dead = {info.rank for info in remote.dead()}
         for info in remote.tasks:
             if info.rank not in dead:
                 with suppress(NbdistError):
-                    meta = {"run": self.record.id, "folder": str(self.folder)}
-                    remote.peer(info.rank).call("run.release", meta)
+                    keep_timeline(self.folder, info, remote.peer(info.rank).call("run.release", meta))
         remote.close()
+
+    def living(self, remote: RemoteTasks) -> list[int]:
+        """Return the ranks of its workers that may have files of it."""
+        there = {info.rank for info in remote.tasks} - {info.rank for info in remote.dead()}
+        return [info.rank for info in self.workers if info.rank in there]
 
     def ask(self, remote: RemoteTasks) -> dict[int, Frame]:
         """Subscribe to every worker; return their backfills by rank."""
@@ -213,11 +233,14 @@ def _opened(
     remote: RemoteTasks | None,
     answers: Mapping[int, Frame],
     make_view: Callable[[Run], View] | None,
+    mirror: Mirror | None = None,
 ) -> Run:
     """Return the run with its points and output so far, and with its end if it has ended."""
     record = found.record
     tasks: RunTasks = remote or EndedTasks(found.members)
-    owned = None if remote is None or found.settled else _AttachedRun(found, remote)
+    owned = None
+    if remote is not None and mirror is not None and not found.settled:
+        owned = _AttachedRun(found, remote, mirror)
     outcomes = RemoteOutcomes(
         record.id, found.folder, remote, found.workers, lambda rank, known: found.lacking(run, rank, known),
         is_settled=(lambda: True) if owned is None else owned.is_settled,
@@ -227,7 +250,7 @@ def _opened(
     run = Run(
         tasks, record, found.folder, found.workers, found.rules, outcomes,
         towers=found.towers, at_end=at_end,
-        ownership=None if owned is None else owned.ownership, takes_over=owned,
+        ownership=None if owned is None else owned.ownership, takes_over=owned, mirror=mirror,
     )  # fmt: skip
     if owned is not None:
         owned.outcomes, owned.members = outcomes, run.members
@@ -259,8 +282,9 @@ class _AttachedRun:
     outcomes: RemoteOutcomes
     members: Members
 
-    def __init__(self, found: _RecordedRun, remote: RemoteTasks) -> None:
+    def __init__(self, found: _RecordedRun, remote: RemoteTasks, mirror: Mirror) -> None:
         self._found, self._remote, self._cluster = found, remote, remote.cluster
+        self._mirror = mirror
         ask = partial(Request, self._cluster.client, kind=BODY_REQUEST, argument=found.record.id)
         self._handover = Handover(lambda rank: ask(rank=rank), self._living)
         self.ownership = RunOwnership(found.folder, self._handover)
@@ -275,7 +299,7 @@ class _AttachedRun:
         ranks = tuple(info.rank for info in workers)  # others than the task knew, if the run was resized
         made = RunLauncher(
             self._cluster, self._remote, dataclasses.replace(spec, ranks=ranks), body, None,
-            [*ranks, *servers], rules.why_fixed,
+            self._mirror, [*ranks, *servers], rules.why_fixed,
         )  # fmt: skip
         for info, _ in left_workers(self._found.record, workers):
             made.remove(info.rank)

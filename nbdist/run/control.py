@@ -152,9 +152,10 @@ class RunControls:
         return self._number
 
     def checkpoint(self, timeout: float = KEPT_SECONDS) -> Path:
-        """Request a checkpoint and return its path on the chief's machine once it is written."""
+        """Request a checkpoint and return its path once it is written, and is here."""
         if not 0 < timeout < math.inf:
             raise InvalidArgumentError(f"timeout is a number of seconds above 0, got {timeout!r}")
+        deadline = time.monotonic() + timeout
         asked = self.ask_checkpoint()
         self._wait(lambda: self._answered() >= asked, timeout)
         found = self._run.tally.checkpoint
@@ -171,7 +172,7 @@ class RunControls:
             )
         if found["error"]:
             raise ResourceExhaustedError(f"{found['error']}. The run continues")
-        return Path(found["path"])
+        return self._run.copy_of(Path(found["path"]), deadline - time.monotonic())
 
     @contextmanager
     def polling(self) -> Iterator[None]:

@@ -9,10 +9,12 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from nbdist.errors import FailedPreconditionError, NbdistError
+from nbdist.errors import DataLossError, FailedPreconditionError, NbdistError
 from nbdist.metrics.run_folder import RunFile, as_written, read_run, write_run
+from nbdist.metrics.timeline_parts import Part, write_part
 from nbdist.run.body_error import error_from_record
 from nbdist.run.devices import ReplicaDevice
 from nbdist.run.followed import FollowedRun
@@ -20,6 +22,7 @@ from nbdist.run.options import Options
 from nbdist.run.values.outcome import keep_light, unpack
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
+from nbdist.wire.rpc.frame import Frame
 
 Outcomes: TypeAlias = Mapping[int, Mapping[str, Any]]
 ENDED = ("finished", "stopped", "failed")
@@ -173,12 +176,21 @@ def differing_weights(outcomes: Outcomes) -> str:
 
 def release(followed: FollowedRun, tasks: Sequence[TaskInfo]) -> None:
     """Free the tasks of a run."""
-    members = followed.members
-    waits = [one.info for one in members.servers] if trained(members.outcomes) else []
+    members, mirror = followed.members, followed.mirror
+    waits = [one.info for one in (*members.servers, *members.towers)] if trained(members.outcomes) else []
     for info in tasks:
         # A server writes its part of the timeline at its release; the user's next line may be cluster.stop().
         wait = WRITE_SECONDS if info in waits else 0.0
-        followed.send(info, "run.release", {"folder": str(followed.folder)}, wait)
+        keep_timeline(followed.folder, info, followed.send(info, "run.release", mirror.place.to_meta(), wait))
+    mirror.drop()
+    mirror.close()
+
+
+def keep_timeline(folder: Path, info: TaskInfo, released: Frame | None) -> None:
+    """Write the part of a timeline that a task on another host has returned at its release, if it has one."""
+    if released is not None and released.arrays:
+        with suppress(OSError, DataLossError):  # a full disk costs no results
+            write_part(folder, info.rank, Part.decode(released.arrays[0].tobytes()))
 
 
 def ended_at(record: RunFile, outcomes: Mapping[int, Mapping[str, Any]]) -> float:

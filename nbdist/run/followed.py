@@ -11,6 +11,7 @@ from nbdist.checkpoint.manager import state_files
 from nbdist.errors import NbdistError, TaskDiedError
 from nbdist.metrics.store import RunStore
 from nbdist.run.body_error import Hint
+from nbdist.run.files.mirror import Mirror
 from nbdist.run.membership import MembershipRules
 from nbdist.run.progress import ProgressTracker
 from nbdist.run.protocols import RunTasks
@@ -21,6 +22,7 @@ from nbdist.run.recovery.server_recovery import Replaced
 from nbdist.run.recovery.shutdown import Escalation
 from nbdist.run.task.reporting import Displayed
 from nbdist.runtime.task import TaskInfo
+from nbdist.wire.rpc.frame import Frame
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class FollowedRun:
     - ``rules``: which workers it needs, and whether they are replaced, join and leave
     - ``store`` receives points, ``tally`` progress, ``events`` all other news
     - ``decides``: whether this client is the owner of the run; else it observes what the owner does
+    - ``mirror`` copies the files of tasks that do not see ``folder``
 
     ``error`` is the first failure.
     """
@@ -64,6 +67,7 @@ class FollowedRun:
     tally: ProgressTracker
     events: RunEvents
     decides: bool
+    mirror: Mirror
     error: NbdistError | None = None
     interrupted: bool = False
     escalation: Escalation = field(init=False)
@@ -76,23 +80,28 @@ class FollowedRun:
         """Whether the run has failed, is being stopped, or expects no more outcomes."""
         return self.error is not None or self.interrupted or self.members.all_ended
 
-    def send(self, info: TaskInfo, kind: str, meta: dict[str, Any], wait: float = 0.0) -> None:
-        """Send a message about the run to a task and ``wait`` so many seconds for its answer.
+    def send(self, info: TaskInfo, kind: str, meta: dict[str, Any], wait: float = 0.0) -> Frame | None:
+        """Send a message about the run to a task and ``wait`` so many seconds for its answer; return that.
 
         A dead task is left out.
         """
         meta = {"run": self.run, **meta}
         if info.rank in {one.rank for one in self.cluster.dead()}:
-            return
+            return None
         try:
             peer = self.cluster.peer(info.rank)
             if wait:
-                peer.call(kind, meta, timeout=wait)
-            else:
-                peer.send(kind, meta)
+                return peer.call(kind, meta, timeout=wait)
+            peer.send(kind, meta)
         except NbdistError:
             if (member := self.members.of(info.rank)) is not None:
                 member.body.is_silent = True
+        return None
+
+    def say_what_is_missing(self) -> None:
+        """Print what files of other hosts cannot be copied, and keep it for the end of the run."""
+        while self.mirror.news:
+            self.note(self.members.workers[0].info.name, self.mirror.news.popleft())
 
     def send_to(self, members: Iterable[Member], kind: str, **meta: Any) -> None:
         """Send a message about the run to members."""

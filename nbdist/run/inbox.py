@@ -21,6 +21,8 @@ from nbdist.run.task.reporting import Displayed
 from nbdist.summary.pictures import Gallery, Picture
 from nbdist.wire.rpc.frame import MAX_BYTES, Frame, decode
 
+COPY_SECONDS = 2.0  # for a log on another host to be copied as far as it was
+
 
 class Inbox:
     """Handles the messages of a run's workers.
@@ -88,9 +90,10 @@ class Inbox:
 
     def _handle_backfill(self, member: Member, answer: Frame) -> None:
         """Handle the answer of a task that had dropped this client."""
-        followed = self._followed
+        followed, meta = self._followed, answer.meta
+        log = followed.mirror.log(member.rank, meta["log"], int(meta["size"]), COPY_SECONDS)
         member.body.position.fill_gap(
-            answer, followed.store, followed.folder,
+            answer, followed.store, log,
             lambda text: followed.events.printed(member.info.name, text),
         )  # fmt: skip
         self.apply_backfill(member, Frame("run.backfill", answer.meta, (answer.arrays[0][:0],)))

@@ -88,6 +88,7 @@ class RunMonitor:
         """Receive, send and check everything once, without waiting."""
         self._send_commands()
         self.inbox.poll()
+        self.followed.say_what_is_missing()
         self._check_losses()
         self.losses.poll()
         self._collect()
@@ -117,12 +118,15 @@ class RunMonitor:
     def complete(self) -> bool:
         """Whether the run has ended."""
         # Not calls.done(): outcomes that arrived since the last poll are not yet known to the members.
-        if self._given_up:
-            return True
-        if not self.members.all_ended or not self._has_last_messages():
-            return False
-        # Replacements hold the cluster, also those of a run that has failed.
-        return not (self.replacer.under_way or self.losses.under_way or self.changes.under_way)
+        if not self._given_up:
+            if not self.members.all_ended or not self._has_last_messages():
+                return False
+            # Replacements hold the cluster, also those of a run that has failed.
+            if self.replacer.under_way or self.losses.under_way or self.changes.under_way:
+                return False
+        copied = self.followed.mirror.settle()
+        self.followed.say_what_is_missing()
+        return copied
 
     def take_over(self, growth: WorkerGrowth | None) -> None:
         """Become the owner: decide from now on about lost tasks, and add workers by ``growth``."""

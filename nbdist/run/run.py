@@ -37,6 +37,8 @@ from nbdist.run import finish
 from nbdist.run.body_error import Hint
 from nbdist.run.control import KEPT_SECONDS, RunControls
 from nbdist.run.devices import ReplicaDevice, replica_devices, trained_on
+from nbdist.run.files.mirror import Mirror
+from nbdist.run.files.place import RunPlace
 from nbdist.run.follow import InterruptDebounce, RunFollower, View
 from nbdist.run.followed import FollowedRun, RunEvents
 from nbdist.run.history import Labelled
@@ -56,6 +58,7 @@ from nbdist.train.callbacks import History
 from nbdist.wire.rpc.frame import Frame
 
 END_SECONDS = 0.05  # between two checks for the end of the thread that follows a run
+COPY_SECONDS = 5.0  # for the logs of tasks on other hosts, as far as they are written
 JOIN_SECONDS = 2.0  # limit for that thread to end at the end of this process
 
 
@@ -69,7 +72,7 @@ class Run(Labelled):
     The body runs on ``workers``, a replica each; or in the notebook's own process, which drives ``towers``.
     ``rules`` has the run's options. ``launcher`` starts the body again on the new process of a worker that is
     lost. ``ownership`` says whether this client replaces lost tasks; ``takes_over`` is set for a client that
-    did not start the run.
+    did not start the run. ``mirror`` copies the files of tasks on other hosts; None where all are here.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Run(Labelled):
         launcher: BodyLauncher | None = None,
         ownership: RunOwnership | None = None,
         takes_over: TakeOver | None = None,
+        mirror: Mirror | None = None,
     ) -> None:
         self.id, self.folder, self.options = record.id, folder, rules.options
         self.tasks = [info.name for info in towers or workers]
@@ -121,7 +125,7 @@ class Run(Labelled):
         self.store = RunStore()
         self._followed = FollowedRun(
             record.id, folder, cluster, self.members, CallsByRank(calls), rules, self.store, self.tally,
-            events, decides=takes_over is None,
+            events, decides=takes_over is None, mirror=mirror or Mirror.of(RunPlace(str(folder)), cluster),
         )  # fmt: skip
         self._recovery, self._budget = recovery, budget
         self._monitor = RunMonitor(
@@ -189,10 +193,11 @@ class Run(Labelled):
         """Return all points so far: a DataFrame if pandas is installed, else a dict of NumPy columns.
 
         The columns are ``replica``, ``series`` (the name), ``step``, ``value`` and ``time`` (seconds since
-        1970). All points come from the logs in the run's folder. For a replica that wrote its log on another
-        machine there are the points that were sent to this one: all of a series up to 2,048 points, above
-        that a sample with the first, the last and all spikes.
+        1970). All points come from the logs in the run's folder, with those of other hosts, which are copied.
+        Where a log is missing there are the points that were sent to this process: all of a series up to
+        2,048 points, above that a sample with the first, the last and all spikes.
         """
+        self._followed.mirror.catch_up(COPY_SECONDS)
         return table(every_point(self.folder, self.store))
 
     def input_pipeline(self, replica: int | None = None) -> InputPipeline:
@@ -284,15 +289,26 @@ class Run(Labelled):
         self.controls.set(settings)
 
     def checkpoint(self, timeout: float = KEPT_SECONDS) -> Path:
-        """Have the chief write a checkpoint of the model; return the file's path there, for ``nb.nn.load``.
+        """Have the chief write a checkpoint of the model; return the file's path, for ``nb.nn.load``.
 
         - ``timeout``: seconds to wait for the end of a step, above 0
 
-        A loop without a model writes its variables to a safetensors file. May be called from any thread.
-        Raises DeadlineExceededError after ``timeout``, ResourceExhaustedError if the disk is full, else as
-        `pause`; the run continues in all cases.
+        It is in the run's folder: of a chief on another host, a copy of what that has written. A loop
+        without a model writes its variables to a safetensors file. May be called from any thread. Raises
+        DeadlineExceededError after ``timeout``, ResourceExhaustedError if the disk is full, else as `pause`;
+        the run continues in all cases.
         """
         return self.controls.checkpoint(timeout)
+
+    def copy_of(self, checkpoint: Path, seconds: float) -> Path:
+        """Return where this client has a checkpoint that a task has written, as `checkpoint` does."""
+        name = "/".join(checkpoint.parts[-3:])  # checkpoints/step-5/model.safetensors
+        if not self._followed.mirror.arrived(name, seconds):
+            raise DeadlineExceededError(
+                f"the checkpoint {checkpoint} is written on its host, and was not copied in time: wait for "
+                f"{self.folder / name}, or give it more time with checkpoint(timeout=...)"
+            )
+        return self.folder / name
 
     def wait(self) -> Run:
         """Wait until the run has ended and return it; an interrupt stops it. Raises the run's error.
@@ -459,6 +475,8 @@ class Run(Labelled):
 
     def interrupt(self) -> None:
         """Stop the run, as an interrupt in the notebook does; a second call hurries to the signal."""
+        if self.members.all_ended:  # only files of other hosts are missing
+            self._followed.mirror.give_up()
         self._followed.interrupted = True
         if self._followed.escalation.interrupt():
             self.stop()

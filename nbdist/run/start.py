@@ -5,10 +5,11 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.adopt import adopt
@@ -27,6 +28,8 @@ from nbdist.errors import (
 from nbdist.frameworks.registry import FRAMEWORKS
 from nbdist.frameworks.versions import check_versions
 from nbdist.metrics.run_folder import RunFile, new_run_id, run_folder, versions, write_run
+from nbdist.run.files.mirror import Mirror
+from nbdist.run.files.place import RunPlace, mark
 from nbdist.run.follow import View
 from nbdist.run.in_graph.start import InGraph
 from nbdist.run.membership import MembershipRules
@@ -83,14 +86,24 @@ def start_run(
     here: InGraph | None = None
     delivery: Delivery | None = None
     folder = run_folder(run_id)
-    ownership = RunOwnership(folder)
+    ownership, mirror = RunOwnership(folder), Mirror.of(RunPlace(str(folder)), cluster)
     try:
+        try:
+            mirror = Mirror.of(mark(folder), cluster)  # before a task looks for it
+        except OSError as error:
+            raise _unwritable(folder, error) from error
         asked = []
         needs = [info.rank for info in (*workers, *servers)]
         fixed = rules.why_fixed
         for info in workers:  # in parallel; run.json is written before the answers
             reserved.append(info)
-            meta = {"run": run_id, "subscribe": True, "ranks": needs, "fixed": fixed}
+            meta = {
+                "run": run_id,
+                "subscribe": True,
+                "ranks": needs,
+                "fixed": fixed,
+                **mirror.place.to_meta(),
+            }
             if options.framework is not None:
                 meta |= {"framework": options.framework, "first": info is workers[0]}
             asked.append(cluster.peer(info.rank).ask("run.reserve", meta))
@@ -101,10 +114,7 @@ def start_run(
             if options.checkpoint_every is not None:
                 record_body(folder, original, inputs, first_line)
         except OSError as error:
-            raise ResourceExhaustedError(
-                f"the run's folder {folder} cannot be written: {error.strerror}; make room there, or set "
-                "NBDIST_HOME to another folder before you start the cluster"
-            ) from error
+            raise _unwritable(folder, error) from error
         answers = []
         for info, one in zip(workers, asked, strict=True):
             try:
@@ -114,12 +124,16 @@ def start_run(
         if options.framework is not None:
             needed = FRAMEWORKS[options.framework]
             check_versions(needed.package, needed.least, [info.name for info in workers], answers)
+        elsewhere = [] if options.replicated.in_client else elsewhere_of(workers, answers)
+        for info in elsewhere:
+            mirror.add(info.rank, shared=False)
+            mirror.send(info.rank, states)
         if packed is not None:
             delivery = Delivery(run_id, packed, cluster, segment_prefix(cluster.id))
             delivery.send(workers)
         spec = RunSpec(
             run=run_id,
-            folder=str(folder),
+            place=mirror.place,
             ranks=tuple(info.rank for info in workers),
             began_with=len(workers),
             options=replace(options, seed=record.seed),
@@ -139,7 +153,7 @@ def start_run(
             here.start()
             run = Run(
                 here.tasks, record, folder, here.workers, rules, here.body,
-                towers=workers, at_end=here.close, ownership=ownership,
+                towers=workers, at_end=here.close, ownership=ownership, mirror=mirror,
             )  # fmt: skip
         else:
             calls = cluster.submit(run_body, spec, body, on=list(spec.ranks))
@@ -147,8 +161,9 @@ def start_run(
             run = Run(
                 cluster, record, folder, workers, rules, calls,
                 at_end=partial(_ended, cluster, run_id, delivery),
-                launcher=RunLauncher(cluster, cluster, spec, body, delivery, needs, fixed),
+                launcher=RunLauncher(cluster, cluster, spec, body, delivery, mirror, needs, fixed),
                 ownership=ownership,
+                mirror=mirror,
                 hint=partial(_hint, options, by_flag=first_line > 1),
             )  # fmt: skip
             # A wake for each outcome would poll all tasks as often as there are tasks.
@@ -161,6 +176,9 @@ def start_run(
         for info in reserved:
             with suppress(NbdistError):  # what went wrong first is what is raised
                 cluster.peer(info.rank).send("run.release", {"run": run_id})
+                if mirror.is_elsewhere(info.rank):
+                    cluster.peer(info.rank).send("files.drop", mirror.place.to_meta())
+        mirror.close()
         shutil.rmtree(run_folder(run_id), ignore_errors=True)
         raise
     return opened(run, make_view)
@@ -177,12 +195,25 @@ def opened(run: Run, make_view: Callable[[Run], View] | None) -> Run:
     return run
 
 
+def elsewhere_of(tasks: Sequence[TaskInfo], answers: Sequence[Mapping[str, Any]]) -> list[TaskInfo]:
+    """Return the tasks that do not see the client's folder, from their answers to their reservation."""
+    return [info for info, answer in zip(tasks, answers, strict=True) if not answer.get("shared", True)]
+
+
+def _unwritable(folder: Path, error: OSError) -> ResourceExhaustedError:
+    return ResourceExhaustedError(
+        f"the run's folder {folder} cannot be written: {error.strerror}; make room there, or set NBDIST_HOME "
+        "to another folder before you start the cluster"
+    )
+
+
 class RunLauncher:
     """Sends a run's body and its pushed values to the new process of one of its workers, or to a new worker.
 
     ``tasks`` has the connections on which the run receives messages, ``delivery`` the pushed values: None if
-    there are none, or if another client has delivered them. ``needs`` are the ranks of all tasks that the run
-    uses, ``fixed`` says why no worker can join or leave: empty if they can.
+    there are none, or if another client has delivered them. ``mirror`` copies the files of tasks on other
+    hosts. ``needs`` are the ranks of all tasks that the run uses, ``fixed`` says why no worker can join or
+    leave: empty if they can.
     """
 
     def __init__(
@@ -192,10 +223,12 @@ class RunLauncher:
         spec: RunSpec,
         body: str | Callable[..., Any],
         delivery: Delivery | None,
+        mirror: Mirror,
         needs: Sequence[int],
         fixed: str = "",
     ) -> None:
         self._cluster, self._tasks, self._spec, self._body = cluster, tasks, spec, body
+        self._mirror = mirror
         self._delivery, self._needs, self._fixed = delivery, list(needs), fixed
         self._numbers = {rank: number for number, rank in enumerate(spec.ranks)}
 
@@ -212,7 +245,11 @@ class RunLauncher:
     def reserve(self, info: TaskInfo, timeout: float) -> None:
         """Reserve the task for the run and subscribe to it; FailedPreconditionError if it is taken."""
         meta = {"run": self._spec.run, "subscribe": True, "ranks": self._needs, "fixed": self._fixed}
-        self._tasks.peer(info.rank).call("run.reserve", meta, timeout=timeout)
+        meta |= self._spec.place.to_meta()
+        answer = self._tasks.peer(info.rank).call("run.reserve", meta, timeout=timeout)
+        for one in elsewhere_of([info], [answer.meta]):
+            self._mirror.add(one.rank, shared=False)
+            self._mirror.send(one.rank, self._spec.states)
 
     def add(self, rank: int) -> None:
         """Count the task of a rank among the run's workers, after all others that it has had."""

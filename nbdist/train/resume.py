@@ -63,7 +63,7 @@ class TrainingStates(CheckpointManager):
     ``fallbacks`` has the reason. The training of the run that has its number continues it: its losses,
     weights and history are then, bit for bit, those of a training that was never stopped. Earlier trainings
     of the run are made again as they were, from the same seed, and leave no state. All replicas are given
-    the same file (on a shared file system, or on one host). ``fit(epochs=)`` counts from the beginning: a
+    the same file, or copies of it. ``fit(epochs=)`` counts from the beginning: a
     larger number trains on, and if all epochs are over no step is made. The batches of the epoch under way,
     or of all epochs if the data is endless, are made again and put aside. Anything that differs is an
     InvalidArgumentError that names it, but for a learning rate that is given anew, which is used; a damaged

@@ -38,6 +38,7 @@ from nbdist.wire.rpc.frame import Frame
 SYNC_SECONDS = 1.0
 LONGEST_WAIT = 0.25  # seconds between two checks for dead engines
 FULL_SECONDS = 1.0  # between two attempts to write on a full disk
+COPY_SECONDS = 0.01  # between two looks at a trial's files that are being copied
 RECOVER_SECONDS = 10.0  # for the engines to send their status, when a sweep is taken over
 LEAVE_SECONDS = 2.0  # for engines to leave the sweep
 PRUNED_PATIENCE = 10.0  # a pruned trial has this many times as long to end
@@ -107,7 +108,7 @@ class Driver:
                     break
                 with suppress(BlockingIOError):
                     os.read(self._wake_in, 4096)
-                self.engines.wait(self._wake_in, FULL_SECONDS if self.record.full else LONGEST_WAIT)
+                self.engines.wait(self._wake_in, self._longest_wait)
         except Exception as error:  # on a thread: the sweep's handle raises it
             self.error = self.error or self._ended_by(error)
         finally:
@@ -118,6 +119,12 @@ class Driver:
                 os.close(self._wake_out)
                 self._wake_in = self._wake_out = -1
             self._ended()
+
+    @property
+    def _longest_wait(self) -> float:
+        if self._inbox:  # a trial has ended, and its files are on their way
+            return COPY_SECONDS
+        return FULL_SECONDS if self.record.full else LONGEST_WAIT
 
     def _ended_by(self, error: Exception) -> NbdistError:
         """Return the error that the handle raises for an exception in this thread."""
@@ -144,6 +151,11 @@ class Driver:
             self.engines.wait(self._wake_in, 0.002)
             for frame in self.engines.look(time.monotonic())[0]:
                 self.engines.take(frame, time.monotonic())
+        with self.record.lock:
+            over = not self.record.ledger.running
+        if over:
+            self.engines.mirror.drop()
+        self.engines.mirror.close()
 
     # Taking over.
 
@@ -198,7 +210,10 @@ class Driver:
         record = self.record
         with record.lock:
             try:
-                while self._inbox:  # before deaths: a finished trial is not retried
+                for _ in range(len(self._inbox)):  # before deaths: a finished trial is not retried
+                    if self.engines.awaits_files(self._inbox[0]):
+                        self._inbox.rotate(-1)
+                        continue
                     self._dispatch(self._inbox[0])
                     self._inbox.popleft()
                 self._note_deaths()
@@ -321,7 +336,7 @@ class Driver:
         self.hopeless = self.trouble is not None
         if self.trouble is None and idle and (held := self.engines.held):
             self.trouble = f"run {held} has the engines; the sweep continues when that run has ended"
-        self.trouble = self.trouble or self._termination.trouble
+        self.trouble = self.trouble or self._termination.trouble or self.engines.missing or None
         return over and not record.full and not self._termination.under_way
 
     def _ending(self) -> dict[Attempt, tuple[str, float]]:

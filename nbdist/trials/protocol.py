@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.distribute.registry import STRATEGIES, default_strategy
+from nbdist.run.files.place import RunPlace
 from nbdist.run.options import Options
 from nbdist.run.task.body import RunSpec
 from nbdist.run.values.delivery import Given, Pushed
@@ -38,6 +39,8 @@ class SweepSpec:
     """Pushed values for the trials; sent once to each engine."""
     first_line: int = 1
     """The number of a text's first line in its cell."""
+    token: str = ""
+    """What the client has written into the folder, by which engines tell whether they see it."""
     autoreload: tuple[str, ...] = ()
     """Which modules are reloaded before a trial if they were edited, as for the body of a run."""
 
@@ -95,6 +98,15 @@ def trial_folder(folder: Path, number: int) -> Path:
     return folder / "trials" / f"{number:06d}"
 
 
+def trial_place(sweep: SweepSpec, number: int) -> RunPlace:
+    """Return the place of a trial's files.
+
+    >>> trial_place(SweepSpec("digits", "/sweeps/digits", "loss"), 7).under
+    'trials/000007'
+    """
+    return RunPlace(sweep.folder, sweep.token, trial_folder(Path(), number).as_posix())
+
+
 def strategy_for(sweep: SweepSpec, trial: TrialSpec) -> str:
     """Return the strategy of a trial: one that was promoted may have more engines than the sweep's others.
 
@@ -111,7 +123,7 @@ def run_spec(sweep: SweepSpec, trial: TrialSpec) -> RunSpec:
     """Return the specification for a trial's body, as for the body of a run."""
     return RunSpec(
         run=run_name(sweep.sweep, trial.number, trial.attempt),
-        folder=str(trial_folder(Path(sweep.folder), trial.number)),
+        place=trial_place(sweep, trial.number),
         ranks=trial.ranks,
         options=replace(sweep.options, seed=trial.seed, epochs=trial.epochs),
         strategy=strategy_for(sweep, trial),

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
 from nbdist.frameworks.registry import SPECS, StateDict
 from nbdist.frameworks.trainable import weights_in
 from nbdist.metrics.table import table
+from nbdist.run.files.place import mark
 from nbdist.run.options import select
 from nbdist.run.start import check_given
 from nbdist.run.values.delivery import Delivery, Given, missing_name
@@ -251,7 +253,7 @@ class Sweep:
         With ``framework="torch"`` it is a safetensors file with the weights as ``model.0.NAME``.
 
         Raises FailedPreconditionError if there is none: its body calls no ``fit``, or makes no optimizer, or
-        it is on another machine.
+        its host has died before it was copied.
         """
         trial = self._chosen(number)
         path = self._record.checkpoint(trial.number)
@@ -260,7 +262,7 @@ class Sweep:
             lacks = f"made no optimizer of {framework}" if framework else "called no fit()"
             raise FailedPreconditionError(
                 f"trial {trial.number} has no checkpoint at {path}: its body {lacks}, or it has not ended, "
-                "or its folder is on another machine"
+                "or its host has died before it was copied"
             )
         return path
 
@@ -517,7 +519,8 @@ class Sweep:
                 self._ranks = [info.rank for info in select(tuple(cluster.tasks), None)]
             if packed is not None:
                 self._delivery = Delivery(self.id, packed, cluster, segment_prefix(cluster.id))
-            engines = Engines(cluster, self.spec, body, self._ranks or [], self._everyone, self._delivery)
+            spec = replace(self.spec, token=mark(self.folder).token)
+            engines = Engines(cluster, spec, body, self._ranks or [], self._everyone, self._delivery)
             engines.joined = self._engine_joined
             hint = partial(missing_name, names=self._pushes, by_flag=text and self.spec.first_line > 1)
             self._driver = Driver(self._record, engines, self._taken_over, self._driver_ended, hint)

@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,6 +35,7 @@ from nbdist.cluster.folder import busy_with
 from nbdist.errors import NbdistError
 from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
+from nbdist.run.files.place import RunPlace
 from nbdist.run.progress import trained_apart
 from nbdist.run.task.agent import Agent, agent
 from nbdist.run.task.body import body_environment, filename, opened, perform
@@ -61,6 +61,8 @@ class TrialServer:
         self.agent = here
         self.sweep = ""
         self._serving = self._leaving = False
+        self._shared = True
+        """Whether this engine sees the folder of the sweep that it serves."""
         self._left = ""  # the token of the driver that has left last
         self._lock = threading.Lock()
         self._present: TrialSpec | None = None
@@ -83,6 +85,7 @@ class TrialServer:
         """Begin to serve a sweep for the driver with this token; send it the status."""
         with self._lock:
             self.sweep, self._serving, self._received_at = spec.sweep, True, time.monotonic()
+            self._shared = RunPlace(spec.folder, spec.token).is_shared
             self._line = queue.SimpleQueue()
             self._present, self._leaving = None, token == self._left
             if self._leaving:  # before the main thread was free
@@ -219,6 +222,7 @@ class TrialServer:
                 "sweep": sweep,
                 "rank": self.agent.task.rank,
                 "serving": mine and not self._leaving,
+                "shared": self._shared,
                 "present": present,
                 "result": self._results.get(sweep),
                 "held": held,
@@ -281,7 +285,8 @@ def run_trial(
     spec = run_spec(sweep, trial)
     try:
         states = TrainingStates(
-            write=Path(spec.folder) / trial.state, read=Path(trial.resume) if trial.resume else None
+            write=spec.place.folder() / trial.state,
+            read=spec.place.received(trial.resume) if trial.resume else None,
         )
         kind = partial(TrialLive, sweep=sweep, trial=trial, reported=reported)
         collect = lambda fetch, found: {"metrics": metrics_of(found, sweep.metric)}

@@ -19,9 +19,11 @@ from typing import Any, Literal, NamedTuple
 from nbdist.cluster.calls import Calls
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, NbdistError, TaskDiedError, UnavailableError
+from nbdist.run.files.mirror import Mirror, Watch
+from nbdist.run.files.place import RunPlace
 from nbdist.run.values.delivery import Delivery
 from nbdist.runtime.task import TaskInfo
-from nbdist.trials.protocol import SweepSpec, TrialSpec, run_name
+from nbdist.trials.protocol import SweepSpec, TrialSpec, run_name, trial_place
 from nbdist.trials.trial_worker import open_trial_server, serve
 from nbdist.wire.rpc.client import wait_any
 from nbdist.wire.rpc.frame import Frame
@@ -73,6 +75,8 @@ class Engine:
     """Since when its connection is broken."""
     failures: int = 0
     wrong: NbdistError | None = None
+    shared: bool = True
+    """Whether it sees the sweep's folder; else its files are copied."""
 
     @property
     def state(self) -> Literal["joining", "free", "busy", "gone"]:
@@ -97,6 +101,10 @@ class Engines:
         delivery: Delivery | None = None,
     ) -> None:
         self.cluster = cluster
+        self.mirror = Mirror.of(RunPlace(spec.folder, spec.token), cluster)
+        """Copies the files of engines on other hosts."""
+        self.missing = ""
+        """What could not be copied, if that is so."""
         self._delivery = delivery
         self.joined: Callable[[TaskInfo], object] = lambda info: None
         """Called when a worker that joined the cluster later becomes an engine: with ``everyone``."""
@@ -169,6 +177,8 @@ class Engines:
                 f"the controller of cluster {self.cluster.id} has ended ({how}), and its engines with it; "
                 f"start another with %cluster start, then nb.attach({self._spec.sweep!r}) continues there"
             )
+        while self.mirror.news:
+            self.missing = self.mirror.news.popleft()
         frames = self._receive(now)  # before deaths: what one has said last counts
         died = self._note_deaths(now)
         if not self._leaving:
@@ -191,11 +201,14 @@ class Engines:
         meta = frame.meta
         _with_server.add(one.info.incarnation)
         one.serving, one.held = bool(meta["serving"]), str(meta["held"])
+        one.shared = bool(meta.get("shared", True))
         one.claimed = not one.serving and not one.held
         present = None if meta["present"] is None else TrialSpec.from_meta(meta["present"])
         one.present = None if present is None else key_of(present)
         if present is not None and wanted and one.trial is None:
             one.trial = present
+            if not one.shared:
+                self._watch(one.info.rank, present.number)
         if one.held:
             one.due = min(one.due, now + JOIN_SECONDS)
         if one.trial is None or present is not None:
@@ -210,7 +223,35 @@ class Engines:
         for rank in trial.ranks:
             one = self._all[rank]
             one.trial, one.present = trial, key_of(trial)
+            if not one.shared:
+                self._watch(rank, trial.number)
+                self._send_state(one, trial)
             self._start(one, now)
+
+    def awaits_files(self, frame: Frame) -> bool:
+        """Whether a message is of the end of a trial whose files are still to be copied."""
+        result = frame.meta if frame.kind == "trial.result" else frame.meta.get("result")
+        rank = int(frame.meta["rank"])
+        if result is None or rank not in self._all:
+            return False
+        shared = frame.meta["shared"] if "shared" in frame.meta else self._all[rank].shared
+        if shared or self._leaving:
+            return False
+        watch = self._watch(rank, int(result["number"]))
+        if not self.mirror.settle(watch):
+            return True
+        self.mirror.remove(watch)
+        return False
+
+    def _watch(self, rank: int, number: int) -> Watch:
+        return self.mirror.add(rank, trial_place(self._spec, number).under, shared=False)
+
+    def _send_state(self, one: Engine, trial: TrialSpec) -> None:
+        """Send the state that a trial continues to an engine on another host."""
+        try:
+            self.mirror.send(one.info.rank, [trial.resume] if trial.resume else [])
+        except (NbdistError, OSError) as error:  # the trial fails there, for it finds no state
+            self.missing = f"the state of trial {trial.number} was not sent to {one.info.name}: {error}"
 
     def disown(self, number: int, attempt: int) -> None:
         """Give up an attempt; it is a stray while engines run it."""

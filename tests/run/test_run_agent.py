@@ -20,6 +20,7 @@ from nbdist.errors import (
 from nbdist.frameworks.torch.store import REQUEST
 from nbdist.metrics.log import Batch, log_path, read_log
 from nbdist.metrics.recorder import Recorder
+from nbdist.run.files.place import RunPlace
 from nbdist.run.options import Options
 from nbdist.run.task import agent as agents
 from nbdist.run.task import body as bodies
@@ -88,7 +89,7 @@ def step_of(frames: list[Frame]) -> int:
 def test_a_run_that_has_begun_hands_its_body_over(
     agent: Agent, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = RunSpec("r1", str(folder), (agent.task.rank,), Options(seed=1), "one_device")
+    spec = RunSpec("r1", RunPlace(str(folder)), (agent.task.rank,), Options(seed=1), "one_device")
     begin, given = agent.begin, list[Any]()
 
     def begin_and_ask(one: ActiveRun) -> None:
@@ -110,7 +111,8 @@ def test_points_have_the_time_of_the_clients_host(
     """Whatever this process's time of day is: the clock may have been set since the run began."""
     monkeypatch.setattr(bodies, "agent", lambda: agent)
     origin = host_identity() if here else "elsewhere", 5e9
-    spec = RunSpec("r1", str(folder), (agent.task.rank,), Options(seed=1), "one_device", origin=origin)
+    place = RunPlace(str(folder))
+    spec = RunSpec("r1", place, (agent.task.rank,), Options(seed=1), "one_device", origin=origin)
     run_body(spec, "import nbdist\nnbdist.log(loss=1.0)")
     (time,) = read_log(log_path(folder, agent.task.rank)).points["time"]
     assert (time > 5e9) == here

@@ -31,6 +31,7 @@ from nbdist.metrics.store import RunStore, columns_from_logs
 from nbdist.metrics.table import parts_from_logs
 from nbdist.run import monitor
 from nbdist.run.attach import attach_run
+from nbdist.run.files.place import RunPlace
 from nbdist.run.options import Options
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
@@ -293,7 +294,7 @@ def reserved(cluster: Cluster, gate: Path) -> Iterator[RunSpec]:
     for rank in workers:
         cluster.peer(rank).call("run.reserve", {"run": reserved.id})
     cluster.run(short.format(seconds=0.0), on=workers)
-    yield RunSpec(reserved.id, str(folder), tuple(workers), Options(seed=1), "one_device")
+    yield RunSpec(reserved.id, RunPlace(str(folder)), tuple(workers), Options(seed=1), "one_device")
     gate.touch()
     cluster.run(short.format(seconds=30.0), on=workers)
 

@@ -271,7 +271,7 @@ def test_a_gap_is_filled_from_where_it_begins(
     assert answer.meta["at"] == ends[-1]
     for known, end in enumerate(ends):
         store = RunStore()
-        backfill.add_since(store, folder, answer, end)
+        backfill.add_since(store, folder / answer.meta["log"], answer, end)
         assert sorted(store.columns()["value"].tolist()) == [float(step) for step in range(known, 9)]
         assert set(store.series) <= {"name 0", "name 1", "name 2"}
     finish(agent, one)

@@ -93,6 +93,9 @@ class ScriptedRun:
     def send(self, command: dict[str, Any]) -> None:
         self.sent.append(command)
 
+    def copy_of(self, checkpoint: Path, seconds: float) -> Path:
+        return checkpoint
+
     def poll(self) -> bool:
         with self.controls.polling():
             self.pumps += 1

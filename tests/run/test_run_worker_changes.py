@@ -9,6 +9,8 @@ import pytest
 
 from nbdist.errors import TaskDiedError
 from nbdist.metrics.store import RunStore
+from nbdist.run.files.mirror import Mirror
+from nbdist.run.files.place import RunPlace
 from nbdist.run.followed import FollowedRun, RunEvents
 from nbdist.run.membership import MembershipRules
 from nbdist.run.options import Options
@@ -83,7 +85,7 @@ class Followed:
         tally = ProgressTracker(2, synchronous=False, members=self.members.workers)
         self.run = FollowedRun(
             "r", folder, self.cluster, self.members, CallsByRank(Calls()), MembershipRules.of(options, 2, 0),
-            RunStore(), tally, events, decides=True,
+            RunStore(), tally, events, decides=True, mirror=Mirror.of(RunPlace(str(folder)), self.cluster),
         )  # fmt: skip
         self.detector = FailureDetector(self.cluster, self.members)
 

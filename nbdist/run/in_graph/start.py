@@ -14,14 +14,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import NbdistError, UnavailableError
 from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import default_graph
-from nbdist.home import private_folder
 from nbdist.metrics.event_file import events_folder
 from nbdist.metrics.log import Batch
 from nbdist.run.in_graph.thread import BodyThread, Gate, printing_here
@@ -136,8 +134,8 @@ def _live(
     towers: Sequence[TaskInfo],
     servers: Sequence[TaskInfo],
 ) -> ActiveTowerRun:
-    folder = private_folder(Path(spec.folder))
-    context = make_context(spec, client, client.agent.control(spec.run))
+    folder = spec.place.folder()
+    context = make_context(spec, folder, client, client.agent.control(spec.run))
     events = [events_folder(folder, info.name) if spec.options.tensorboard else None for info in towers]
     reported = Towers(
         folder,

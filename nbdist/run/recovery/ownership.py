@@ -44,8 +44,8 @@ class OwnerLock:
     (True, False, None, True, None)
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path, self._fd = folder / LOCK, -1
+    def __init__(self, folder: Path, name: str = LOCK) -> None:
+        self._path, self._fd = folder / name, -1
 
     @property
     def held(self) -> bool:

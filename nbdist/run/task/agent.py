@@ -1,9 +1,10 @@
 """`Agent`: a task's side of its runs. Answers clients while the body has the main thread.
 
 client                                   task
-run.reserve    run, ranks, subscribe ──► one run at a time: a busy task answers with an error that names its
-               [, framework, first]      run; with a framework, by its version here, and on the first task
-                                         by the port of a rendezvous (see nbdist.frameworks.environment)
+run.reserve    run, ranks, subscribe, ─► one run at a time: a busy task answers with an error that names its
+               root, token               run, else by whether it sees the client's folder of the run; with a
+               [, framework, first]      framework, by its version here, and on the first task by the port
+                                         of a rendezvous (see nbdist.frameworks.environment)
 run.subscribe  run[, resubscribe] ─────► run.backfill: the run so far; then run.progress ten times a second:
                                          points, text, progress; the only one of a brief body comes with
                                          its outcome
@@ -18,8 +19,9 @@ run.stop / run.abort ──────────────────► t
 run.control    run, do ────────────────► likewise: pause, resume, learning rate, checkpoint (see control.py)
 run.timeline   run ────────────────────► the task's spans of the run, also of the last one that has ended
 push.open, push.part, push.close         arrays from a client on another host, see values/delivery.py
-run.release    run ────────────────────► drops the run's parameters and datasets, returns freed memory to the
-                                         system, writes its timeline
+files.list, .read, .put, .drop           files of a run for a client on another host, see files/service.py
+run.release    run, root, token ───────► drops the run's parameters and datasets, returns freed memory to the
+                                         system, writes its timeline, or answers with it
 run_body       run ────────────────────► the body and its RunSpec, for the next owner of the run: over
                                          ipyparallel's channel (see nbdist.run.recovery.ownership)
 
@@ -35,7 +37,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -51,6 +53,8 @@ from nbdist.home import private_folder
 from nbdist.metrics.timeline import Span, Timeline
 from nbdist.metrics.timeline_parts import Part, write_part
 from nbdist.run.control import apply_command
+from nbdist.run.files.place import RunPlace
+from nbdist.run.files.service import FileService
 from nbdist.run.task.edited_modules import watch_imports
 from nbdist.run.task.reporting import ActiveRun
 from nbdist.run.values.delivery import Receiver, without_closure
@@ -111,7 +115,7 @@ class Agent:
         self.subscribers = Subscribers()
         """The connections that receive the messages of runs here."""
         self._step_log: tuple[str, StepLog] | None = None
-        self._received = Receiver(self.prefix)
+        self._received, self._files = Receiver(self.prefix), FileService()
         self.cached_outcome = CachedOutcome(task.rank, task.server.after)
         self.traces = TraceBuffer(task, [self._steps, lambda run: self.parameters.logs.spans(run, task.name)])
         handlers: dict[str, Handler] = {
@@ -132,6 +136,7 @@ class Agent:
             "run.timeline": self._timeline,
             "run.release": self._release,
             **self._received.handlers(),
+            **self._files.handlers(),
         }
         for kind, handler in handlers.items():
             task.server.on(kind, handler)
@@ -232,10 +237,11 @@ class Agent:
             service.drop_run(run)
 
     def close(self) -> None:
-        """Release all parameters, passes over datasets and pushed files."""
+        """Release all parameters, passes over datasets and files."""
         self.parameters.close()
         self.data.close()
         self._received.close()
+        self._files.close()
 
     def _send_in(self, seconds: float) -> None:
         """Send the active run's messages in so many seconds, unless that is due earlier. From any thread.
@@ -286,10 +292,13 @@ class Agent:
         if frame.meta.get("subscribe"):  # in this call: a short body would end before another message
             self.subscribers.add(run, sender)
             self._caller = run, sender
-        if (name := frame.meta.get("framework")) is None:
-            return Frame("run.reserved")
-        host = host_of(self.task.info) if frame.meta["first"] else None
-        return Frame("run.reserved", frameworks.offered(str(name), host))
+        about: dict[str, Any] = {}
+        if "root" in frame.meta:
+            about["shared"] = RunPlace(str(frame.meta["root"]), str(frame.meta["token"])).is_shared
+        if (name := frame.meta.get("framework")) is not None:
+            host = host_of(self.task.info) if frame.meta["first"] else None
+            about |= frameworks.offered(str(name), host)
+        return Frame("run.reserved", about)
 
     def _busy(self) -> str | None:
         """Return the run that has this task, None if it is free."""
@@ -467,9 +476,18 @@ class Agent:
         self.cached_outcome.set_fetched(run)
         self._received.drop(run)
         return_freed_memory()
-        if "folder" in frame.meta:
-            self.traces.write(run, Path(frame.meta["folder"]))
-        return Frame("run.released")
+        return Frame("run.released", {}, self._trace(run, frame.meta))
+
+    def _trace(self, run: str, meta: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Write the timeline of a run into the client's folder; return it where that is on another host."""
+        if "root" not in meta:
+            return ()
+        place = RunPlace(str(meta["root"]), str(meta["token"]))
+        if place.is_shared:
+            self.traces.write(run, place.folder())
+            return ()
+        part = self.traces.unwritten(run)
+        return () if part is None else (np.frombuffer(part.encode(), np.uint8),)
 
     def _is_here(self, run: str) -> bool:
         live = self._active
@@ -665,12 +683,16 @@ class TraceBuffer:
     def _part_of(self, spans: list[Span]) -> Part:
         return Part.now(self.task.name, self.task.info.host, Timeline(spans, [self.task.name]))
 
+    def unwritten(self, run: str) -> Part | None:
+        """Return the part unless it is empty or was written."""
+        return None if self._written == run or not (spans := self._spans(run)) else self._part_of(spans)
+
     def write(self, run: str, folder: Path) -> None:
         """Write the part into the run's folder, once, unless it is empty."""
-        if self._written == run or not (spans := self._spans(run)):
+        if (part := self.unwritten(run)) is None:
             return
         try:
-            write_part(private_folder(folder), self.task.rank, self._part_of(spans))
+            write_part(private_folder(folder), self.task.rank, part)
         except OSError as error:  # a full disk costs no results; clients can fetch it while the task lives
             log.warning("the timeline of run %s could not be written to %s: %s", run, folder, error)
         self._written = run

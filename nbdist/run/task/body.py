@@ -40,12 +40,12 @@ from nbdist.frameworks.patches import Patches
 from nbdist.frameworks.registry import FRAMEWORKS, SPECS, framework_of, model_types, unwrapped
 from nbdist.frameworks.steering import seeding, seen_and_steered, seen_in_plain_cell
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS, lost_gpu
-from nbdist.home import private_folder
 from nbdist.metrics.event_file import events_folder
 from nbdist.metrics.log import log_path
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.run_folder import duration
 from nbdist.nn import Model
+from nbdist.run.files.place import RunPlace
 from nbdist.run.options import Options
 from nbdist.run.task.agent import Agent, agent
 from nbdist.run.task.data_reader import DataReader
@@ -83,7 +83,8 @@ class RunSpec:
     """What a task has to run: plain values that are sent with the call."""
 
     run: str
-    folder: str
+    place: RunPlace
+    """Where its files are."""
     ranks: tuple[int, ...]
     """Of the replicas; the chief's first."""
     options: Options
@@ -132,7 +133,7 @@ def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
                 )  # fmt: skip
                 live.small = is_small(outcome)
             try:
-                here.cached_outcome.put(spec.run, spec.folder, outcome)
+                here.cached_outcome.put(spec.run, str(live.recorder.path.parent), outcome)
             except BaseException:
                 here.send_left(live)
                 raise
@@ -264,7 +265,7 @@ def opened(
 
     ``own`` are fields of the context that differ for this kind.
     """
-    folder, options, task = private_folder(Path(spec.folder)), spec.options, here.task
+    folder, options, task = spec.place.folder(), spec.options, here.task
     control, events = here.control(spec.run), events_folder(folder, task.name)
     recorder = Recorder(
         log_path(folder, task.rank),
@@ -282,7 +283,7 @@ def opened(
     if spec.rejoins:
         others.take_commands()
     context = make_context(
-        spec, task, control,
+        spec, folder, task, control,
         world=world,
         strategy=make_strategy(
             spec.strategy, options, world,
@@ -320,12 +321,17 @@ def under_way(live: ActiveRun, here: Agent) -> Iterator[None]:
         here.traces.write(live.run, live.recorder.path.parent)
 
 
-def make_context(spec: RunSpec, task: Task, control: contexts.Control, **own: Any) -> contexts.Context:
-    """Return the context of a body on a task; ``own`` are the fields of this kind of run."""
-    options, folder, states = spec.options, Path(spec.folder), None
+def make_context(
+    spec: RunSpec, folder: Path, task: Task, control: contexts.Control, **own: Any
+) -> contexts.Context:
+    """Return the context of a body on a task, with its files in a folder.
+
+    ``own`` are the fields of this kind of run.
+    """
+    options, states = spec.options, None
     if (every := options.checkpoint_every) is not None or spec.states:
         interval = None if every is None else parse_interval(every)
-        states = TrainingStates(folder, interval, read=[Path(one) for one in spec.states])
+        states = TrainingStates(folder, interval, read=[spec.place.received(one) for one in spec.states])
     common: dict[str, Any] = {
         "step_log": StepLog(task.device),
         "checkpoints": Checkpoints(folder / "checkpoints"),

@@ -78,12 +78,11 @@ def backfill_store(store: RunStore, folder: Path, answers: Mapping[int, Frame]) 
     return notes
 
 
-def add_since(store: RunStore, folder: Path, answer: Frame, after: int) -> list[str]:
+def add_since(store: RunStore, path: Path, answer: Frame, after: int) -> list[str]:
     """Add the points of a task's log after its first ``after`` bytes to ``store``.
 
     Returns messages about missing points.
     """
-    path = folder / answer.meta["log"]
     waits = [answer.arrays[1].tobytes()]
     if not path.exists():
         return _read(store, path, waits, after)
@@ -118,9 +117,12 @@ class StreamPosition:
         self.last = now
         return True
 
-    def fill_gap(self, answer: Frame, store: RunStore, folder: Path, say: Callable[[str], object]) -> None:
-        """Add the points and the output between this position and a task's answer to the new subscription."""
-        for note in add_since(store, folder, answer, self.log_bytes):
+    def fill_gap(self, answer: Frame, store: RunStore, log: Path, say: Callable[[str], object]) -> None:
+        """Add the points and the output between this position and a task's answer to the new subscription.
+
+        ``log`` is the task's, or a copy.
+        """
+        for note in add_since(store, log, answer, self.log_bytes):
             say(f"{note}\n")
         missing = int(answer.meta["printed"]) - self.printed
         if missing > 0:

@@ -1,0 +1,503 @@
+"""`Mirror`: copies what the tasks of a run write on other hosts into the run's folder of the client.
+
+    mirror = Mirror(place, cluster.tasks, cluster.dead, cluster.peer)
+    mirror.add(0); mirror.add(1)          # tasks that may not see the client's folder
+    mirror.settle()                       # polled at the end: True when all is here, or will never be
+
+A thread asks each host twice a second for the list of its files, and copies what is new. Readers of runs
+(``nb.runs()``, the sidebar, `export`) know of no other place than the client's folder.
+
+logs       Files that grow are read from where the copy ends, in pieces of at most 1 MiB, before all others.
+others     States, checkpoints, outcomes: a copy appears as a whole, under its name, with the time of the
+           original, by which a later client knows that it has it. Newer ones replace older ones.
+hosts      A spool is copied once, from any of its host's tasks that answers: also what a dead one has left.
+clients    The one with the lock copies. When it ends, another one goes on where the copies end.
+errors     A full disk, or a host that does not answer, ends nothing: it is said once, and tried again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from nbdist.checkpoint.manager import KEPT, STATE_FILE, state_files
+from nbdist.errors import NbdistError, NotFoundError
+from nbdist.metrics.event_file import make_private
+from nbdist.metrics.log import open_new, write_whole
+from nbdist.metrics.run_folder import write_whole_file
+from nbdist.run.files.place import RESUMED, RunPlace, sent_name
+from nbdist.run.files.store import COPY, Entry, LocalFiles, RemoteFiles, RunFiles, entries_of, send
+from nbdist.run.protocols import RunTasks
+from nbdist.run.recovery.ownership import OwnerLock
+from nbdist.runtime.task import TaskInfo
+from nbdist.wire.rpc.client import Peer
+
+INTERVAL = 0.5  # seconds between two looks at the hosts
+CALL_SECONDS = 10.0  # for an answer
+GIVE_UP_SECONDS = 10.0  # without progress, after the end of a run
+LOCK, COPIES = "mirror.lock", ".copies.json"
+OWN = {"run.json", "labels.json", "body.bin", "body.txt", "owner.lock", "sweep.log", "sweep.json", LOCK}
+"""The client's own files, which no task writes."""
+
+
+@dataclass
+class Watch:
+    """The files of one task, and how far they are copied."""
+
+    rank: int
+    under: str = ""
+    shared: bool | None = None
+    """Whether the task sees the client's folder; None while that is unknown."""
+    spool: str = ""
+    """Identifies the folder on its host."""
+    address: str = ""
+    """Where the process is that has said so."""
+    logs: int = 0
+    """The last round in which its logs were copied."""
+    whole: int = 0
+    """The last round in which all was copied."""
+    wanted: int | None = None
+    """The round after which nothing more is expected; None while the task may write."""
+    failing: float | None = None
+    """Since when it was not reached, or copied."""
+    given_up: bool = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more is expected of it."""
+        return bool(self.shared) or self.given_up or (self.wanted is not None and self.whole >= self.wanted)
+
+
+Listed: TypeAlias = tuple[Watch, RunFiles, list[Entry]]
+"""The files of a spool, and a watch of it."""
+
+
+class Mirror:
+    """The copies of a run's, or a sweep's, files on other hosts.
+
+    - ``place``: the folder of the client
+    - ``tasks``, ``dead``: return the tasks of the cluster, and those that have died
+    - ``peer``: returns the calling thread's connection to the task of a rank
+    """
+
+    def __init__(
+        self,
+        place: RunPlace,
+        tasks: Callable[[], Sequence[TaskInfo]],
+        dead: Callable[[], Sequence[TaskInfo]],
+        peer: Callable[[int], Peer],
+    ) -> None:
+        self.place, self.folder = place, Path(place.root)
+        self._tasks, self._dead, self._peer = tasks, dead, peer
+        self.news: deque[str] = deque()
+        """Sentences about what cannot be copied, for the run's output."""
+        self._watches: list[Watch] = []
+        self._elsewhere: set[int] = set()
+        """Ranks of tasks that do not see the client's folder."""
+        self._incomplete: set[int] = set()
+        """Those of watches that were removed, and not copied."""
+        self._lock = OwnerLock(self.folder, LOCK)
+        self._files = LocalFiles(self.folder)
+        self._copies: dict[str, list[Any]] = {}
+        self._begun = 0
+        """The number of the round that has begun last."""
+        self._under_way: Sequence[Listed] = ()
+        self._logs_at = 0.0
+        self._wake, self._closed = threading.Event(), False
+        self._looked = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._disk = ""
+
+    @classmethod
+    def of(cls, place: RunPlace, cluster: RunTasks) -> Mirror:
+        """Return the copies of the files of a run, or a sweep, on a cluster."""
+        return cls(place, lambda: cluster.tasks, cluster.dead, cluster.peer)
+
+    def add(self, rank: int, under: str = "", shared: bool | None = None) -> Watch:
+        """Copy the files of a task from now on, unless it sees the client's folder; return its watch.
+
+        ``shared`` is whether it does; None asks it.
+        """
+        found = next((one for one in self._watches if (one.rank, one.under) == (rank, under)), None)
+        if found is not None:
+            return found
+        watch = Watch(rank, under, shared)
+        if shared is False:
+            self._elsewhere.add(rank)
+        self._watches = [*self._watches, watch]
+        if self._thread is None:
+            name = f"nbdist copies the files of {self.place.id}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+        self._wake.set()
+        return watch
+
+    def send(self, rank: int, paths: Sequence[str | Path]) -> None:
+        """Send files of the client to a task that is elsewhere, which finds them by `RunPlace.received`.
+
+        From the calling thread, which waits. Raises NbdistError, or OSError for a file that cannot be read.
+        """
+        files = RemoteFiles(self.place, self._asker(rank))
+        for path in paths:
+            send(Path(path), f"{RESUMED}/{sent_name(str(path))}", files)
+
+    def remove(self, watch: Watch) -> None:
+        """Look at the files of a watch no more."""
+        if watch.given_up or not watch.is_settled:
+            self._incomplete.add(watch.rank)
+        self._watches = [one for one in self._watches if one is not watch]
+
+    def settle(self, watch: Watch | None = None) -> bool:
+        """Whether all that a watch's task had written by the first call is here, or given up.
+
+        Without a watch: whether all tasks' files are.
+        """
+        watches = self._watches if watch is None else [watch]
+        for one in watches:
+            if one.wanted is None and not one.is_settled:
+                one.wanted = self._begun + 1
+                self._wake.set()
+        return all(one.is_settled for one in watches)
+
+    def give_up(self, why: str = "the copying was interrupted") -> None:
+        """Wait for nothing more: what is missing is said."""
+        for one in self._watches:
+            if not one.is_settled:
+                self._give_up(one, why)
+
+    def is_elsewhere(self, rank: int) -> bool:
+        """Whether a task is known to write on another host."""
+        return rank in self._elsewhere
+
+    def drop(self) -> None:
+        """Remove the spools of which all is here, unless another client copies them. The run is over."""
+        incomplete = {one.rank for one in self._watches if one.given_up or not one.is_settled}
+        for rank in self._elsewhere - incomplete - self._incomplete:
+            if self._lock.held:
+                with suppress(NbdistError):  # it has died just now: its files stay there
+                    self._asker(rank)("files.drop", self.place.to_meta(), [])
+
+    def catch_up(self, seconds: float) -> bool:
+        """Wait until the logs of all tasks are copied as they are now, so many seconds at most."""
+        if self._thread is None:
+            return True
+        least = self._begun + 1
+        self._wake.set()
+        with self._looked:
+            return self._looked.wait_for(
+                lambda: all(one.is_settled or one.logs >= least or one.failing for one in self._watches),
+                seconds,
+            )
+
+    def collect(self, ranks: Iterable[int], seconds: float) -> list[str]:
+        """Copy what tasks have of a run that is over, so many seconds at most, and remove it there.
+
+        Returns sentences about what is missing.
+        """
+        for rank in ranks:
+            self.add(rank)
+        deadline = time.monotonic() + seconds
+        with self._looked:
+            while not self.settle() and time.monotonic() < deadline:
+                self._looked.wait(0.1)
+        self.give_up(f"it took longer than {seconds:.0f} s")
+        self.drop()
+        self.close()
+        return list(self.news)
+
+    def log(self, rank: int, name: str, size: int, seconds: float) -> Path:
+        """Return where the log is that a task calls ``name``, when so many bytes are here or seconds over."""
+        watch = next((one for one in self._watches if one.rank == rank and not one.shared), None)
+        if watch is None:
+            return self.folder / name
+        deadline = time.monotonic() + seconds
+        while True:
+            copies = self._copies if self._lock.held else self._read_copies()
+            local, base = copies.get(f"{watch.spool}/{name}", (name, 0))
+            path = self.folder / str(local)
+            with suppress(OSError):
+                if path.stat().st_size - int(base) >= size:
+                    return path
+            if time.monotonic() > deadline or watch.shared:
+                return path
+            self._wake.set()
+            with self._looked:
+                self._looked.wait(0.05)
+
+    def arrived(self, name: str, seconds: float) -> bool:
+        """Wait for a file that a task has written, so many seconds at most; return whether it is here."""
+        path = self.folder / name
+        if path.exists() or not self._elsewhere:
+            return path.exists()
+        self._wake.set()
+        with self._looked:
+            return self._looked.wait_for(path.exists, max(0.0, seconds))
+
+    def close(self) -> None:
+        """End the thread, and let another client copy. May be called twice."""
+        self._closed = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(CALL_SECONDS)
+        if self._lock.held:
+            self._lock.remove()
+            self._lock.release()
+
+    # The thread.
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wake.clear()
+            self._begun += 1
+            try:
+                self._look(self._begun)
+            except Exception as error:  # a bug in nbdist must not stop the copies silently
+                self._say(f"the files of {self.place.id} on other hosts: {type(error).__name__}: {error}")
+            with self._looked:
+                self._looked.notify_all()
+            if all(one.shared for one in self._watches) and self._watches:
+                self._wake.wait()
+            else:
+                self._wake.wait(INTERVAL)
+
+    def _look(self, number: int) -> None:
+        """Copy what is new on all hosts: first all logs, then the rest."""
+        lists = self._lists(number)
+        if not lists:
+            return
+        if not self._take_lock():
+            for watch, *_ in lists:
+                watch.logs = watch.whole = number
+            return
+        try:
+            self._copy_logs(lists, number)
+            self._copy_others(lists, number)
+            if self._disk:
+                self._disk = ""
+                self._say(f"the files of {self.place.id} are copied again into {self.folder}")
+        except OSError as error:
+            if not self._disk:
+                self._disk = error.strerror or str(error)
+                self._say(
+                    f"the files that the tasks of {self.place.id} write on other hosts cannot be copied into "
+                    f"{self.folder}: {self._disk}. Training continues, and the copying is tried again: make "
+                    "room there"
+                )
+            for watch, *_ in lists:
+                self._fail(watch, self._disk)
+
+    def _lists(self, number: int) -> list[Listed]:
+        """Return the files of each spool with a watch of it, by the first of its tasks that answers."""
+        infos = {info.rank: info for info in self._tasks()}
+        found: list[Listed] = []
+        seen: set[tuple[str, str]] = set()
+        failed: list[tuple[Watch, str]] = []
+        for watch in self._watches:
+            if watch.shared or (watch.is_settled and watch.wanted is not None):
+                continue
+            info = infos.get(watch.rank)
+            same = info is not None and watch.address == info.address
+            if same and (watch.spool, watch.under) in seen:
+                watch.logs = watch.whole = number  # another task of the host speaks for it
+                continue
+            try:
+                files = RemoteFiles(self.place, self._asker(watch.rank))
+                first = files.page(watch.under)
+                entries = list(entries_of(files, watch.under)) if first.more else first.entries
+            except NbdistError as error:
+                failed.append((watch, str(error)))
+                continue
+            watch.shared = first.shared
+            if not watch.shared:
+                self._elsewhere.add(watch.rank)
+            watch.address, watch.spool = info.address if info is not None else "", first.spool
+            watch.failing = None
+            if watch.shared:
+                continue
+            if not first.spool or (first.spool, watch.under) in seen:  # it has written nothing, or is seen
+                watch.logs = watch.whole = number
+                continue
+            seen.add((first.spool, watch.under))
+            found.append((watch, files, entries))
+        for watch, why in failed:
+            if watch.spool and (watch.spool, watch.under) in seen:
+                watch.logs = watch.whole = number
+            else:
+                self._fail(watch, why)
+        return found
+
+    def _asker(self, rank: int) -> Callable[[str, dict[str, Any], list[Any]], Any]:
+        dead = {info.rank for info in self._dead()}
+
+        def ask(kind: str, meta: dict[str, Any], arrays: list[Any]) -> Any:
+            if rank in dead:
+                raise NotFoundError(f"the process of rank {rank} has ended")
+            return self._peer(rank).call(kind, meta, arrays, timeout=CALL_SECONDS)
+
+        return ask
+
+    def _take_lock(self) -> bool:
+        """Whether this client copies; the first time, remove what an earlier one has left half copied."""
+        if self._lock.held:
+            return True
+        if not self._lock.take():
+            return False
+        self._copies = self._read_copies()
+        for path in self.folder.rglob(f".*{COPY}"):
+            path.unlink(missing_ok=True)
+        return True
+
+    def _copy_logs(self, lists: Sequence[Listed], number: int) -> None:
+        self._under_way, self._logs_at = lists, time.monotonic()
+        for watch, files, entries in lists:
+            if self._each(watch, files, [one for one in entries if one.grows], self._append):
+                watch.logs = number
+        with self._looked:
+            self._looked.notify_all()
+
+    def _refresh_logs(self) -> None:
+        """Copy what logs have become longer by, while a large file is copied."""
+        if time.monotonic() - self._logs_at < INTERVAL:
+            return
+        self._logs_at = time.monotonic()
+        for watch, files, _ in self._under_way:
+            with suppress(NbdistError):  # the next round says what is wrong
+                logs = [one for one in entries_of(files, watch.under) if one.grows]
+                self._each(watch, files, logs, self._append)
+        with self._looked:
+            self._looked.notify_all()
+
+    def _copy_others(self, lists: Sequence[Listed], number: int) -> None:
+        for watch, files, entries in lists:
+            others = sorted((one for one in entries if not one.grows), key=lambda one: -one.time)
+            if self._each(watch, files, others, self._copy) and watch.logs == number:
+                watch.whole = number
+
+    def _each(
+        self,
+        watch: Watch,
+        files: RunFiles,
+        entries: Sequence[Entry],
+        do: Callable[[Watch, RunFiles, Entry], object],
+    ) -> bool:
+        """Copy entries; return whether all are here. Raises OSError of the client's disk."""
+        whole = True
+        for entry in entries:
+            if entry.name in OWN:
+                continue
+            try:
+                do(watch, files, entry)
+            except NotFoundError:  # it was replaced since the list was made: the next round has the new one
+                whole = False
+            except OSError as error:
+                if isinstance(error, ConnectionError):
+                    self._fail(watch, str(error))
+                    return False
+                raise
+            except NbdistError as error:
+                if isinstance(error, MemoryError):
+                    raise OSError(str(error)) from None
+                self._fail(watch, str(error))
+                return False
+        return whole
+
+    def _append(self, watch: Watch, files: RunFiles, entry: Entry) -> None:
+        """Append to the copy of a log what it lacks."""
+        local, base = self._copy_of(watch.spool, entry)
+        path = self.folder / local
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        make_private(path.parent)
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            have = os.fstat(descriptor).st_size - base
+            while have < entry.size and (data := files.read(entry, have)):
+                write_whole(descriptor, data, base + have)
+                have += len(data)
+        finally:
+            os.close(descriptor)
+
+    def _copy_of(self, spool: str, entry: Entry) -> tuple[str, int]:
+        """Return the name of the copy of a log, and where in it the copy begins.
+
+        A rank that has moved to another host has a second log of the same name: metrics go to a file of
+        their own, as those of a replaced process do on one host, and output follows what there is.
+        """
+        key = f"{spool}/{entry.name}"
+        found = self._copies.get(key)
+        if found is None:
+            path, base = self.folder / entry.name, 0
+            if path.exists():
+                if Path(entry.name).name.startswith("output-"):
+                    base = path.stat().st_size
+                else:
+                    path, descriptor = open_new(path)
+                    os.close(descriptor)
+            found = self._copies[key] = [path.relative_to(self.folder).as_posix(), base]
+            write_whole_file(self.folder / COPIES, json.dumps(self._copies).encode(), wait=False)
+        return str(found[0]), int(found[1])
+
+    def _read_copies(self) -> dict[str, list[Any]]:
+        try:
+            found = json.loads((self.folder / COPIES).read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _copy(self, watch: Watch, files: RunFiles, entry: Entry) -> None:
+        """Copy a file that is written as a whole, unless the copy is as new."""
+        path = self.folder / entry.name
+        with suppress(FileNotFoundError):
+            if path.lstat().st_mtime_ns >= entry.time:
+                return
+        is_state = STATE_FILE.fullmatch(entry.name) is not None
+        if is_state and any(one.name >= entry.name for one in state_files(self.folder)[KEPT - 1 : KEPT]):
+            return  # newer ones are here
+        at = 0
+        try:
+            while True:
+                data = b"" if self._closed else files.read(entry, at)
+                if not data and at < entry.size:
+                    raise NotFoundError(f"{entry.name} was cut")
+                self._files.put(entry.name, at, data, entry.size, entry.time)
+                at += len(data)
+                if at >= entry.size:
+                    break
+                self._refresh_logs()
+        finally:
+            self._files.give_up(entry.name)
+        for old in state_files(self.folder)[KEPT:] if is_state else ():
+            old.unlink(missing_ok=True)
+
+    def _fail(self, watch: Watch, why: str) -> None:
+        """Note that a watch was not copied in this round; give it up if its time is over."""
+        now = time.monotonic()
+        watch.failing = now if watch.failing is None else watch.failing
+        gone = watch.rank in {info.rank for info in self._dead()} | (
+            {watch.rank} - {info.rank for info in self._tasks()}
+        )
+        if watch.wanted is not None and (gone or now - watch.failing > GIVE_UP_SECONDS):
+            self._give_up(watch, why)
+
+    def _give_up(self, watch: Watch, why: str) -> None:
+        if watch.given_up:
+            return
+        watch.given_up = True
+        if watch.shared is None and not watch.spool:  # nothing is known of it, and it may have nothing
+            return
+        name = next((info.name for info in self._tasks() if info.rank == watch.rank), f"rank {watch.rank}")
+        self._say(
+            f"{self.folder} lacks what {name} wrote on its host after the last copy: {why}. What is left is "
+            f"there, in spool/{self.place.id} of its NBDIST_HOME"
+        )
+
+    def _say(self, text: str) -> None:
+        if not self.news or self.news[-1] != text:
+            self.news.append(text)

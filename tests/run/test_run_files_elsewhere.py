@@ -1,0 +1,195 @@
+"""Runs on tasks with homes of their own: all that they write arrives in the client's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from other_homes import cluster_elsewhere, spools
+from waiting import until
+
+from nbdist.checkpoint.manager import state_files
+from nbdist.metrics.log import logs_in
+from nbdist.metrics.run_folder import read_run
+from nbdist.metrics.store import columns_from_logs
+from nbdist.metrics.timeline_parts import read_parts
+from nbdist.nn import load
+from nbdist.run.attach import attach_run
+from nbdist.run.options import Options
+from nbdist.run.run import Run
+from nbdist.run.start import resume_run, start_run
+
+if TYPE_CHECKING:
+    from nbdist.cluster.cluster import Cluster
+
+pytestmark = pytest.mark.engines
+
+BODY = """
+import time
+import numpy as np
+
+rng = np.random.default_rng(0)
+y = np.arange(60) % 3
+x = (rng.normal(size=(60, 4)) * 0.3 + np.eye(3, 4)[y] * 2).astype(np.float32)
+
+class Wait(nb.train.Callback):
+    def on_epoch_end(self, epoch, logs):
+        while epoch == 1 and {waits} and not nb.train.context.current().control.stop_requested:
+            time.sleep(0.005)
+            if nb.data.files.exists({gate!r}):
+                break
+
+print("hello from", nb.task.name)
+model = nb.nn.Sequential([nb.nn.Dense(8, "tanh"), nb.nn.Dense(3, "softmax")])
+model.compile(nb.optim.Adam(0.02), "sparse_categorical_crossentropy", metrics=["accuracy"])
+history = model.fit(nb.data.Dataset.from_arrays(x, y).shuffle(60).batch(12), epochs=4, callbacks=[Wait()])
+"""
+
+
+@pytest.fixture(scope="module")
+def hosts(own_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hosts")
+    folder.chmod(0o700)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def elsewhere(hosts: Path) -> Iterator[Cluster]:
+    """Two workers and a parameter server, on three hosts."""
+    with cluster_elsewhere(hosts, [0, 1, 2], workers=2, ps=1) as cluster:
+        yield cluster
+
+
+def body(gate: Path | None = None) -> str:
+    """A training, which waits after its second epoch for a file."""
+    text = BODY.replace("nb.data.files.exists({gate!r})", "__import__('os').path.exists({gate!r})")
+    text = text.replace(
+        "nb.train.context.current()", "__import__('nbdist.train.context').train.context.current()"
+    )
+    return text.format(waits=gate is not None, gate=str(gate))
+
+
+def losses(run: Run) -> dict[tuple[int, int], float]:
+    found = columns_from_logs(run.folder)
+    rows = zip(found["replica"], found["series"], found["step"], found["value"], strict=True)
+    return {(int(replica), int(step)): float(value) for replica, name, step, value in rows if name == "loss"}
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker", "ps"])
+def test_everything_arrives(cluster: Cluster, elsewhere: Cluster, hosts: Path, strategy: str) -> None:
+    options = Options(strategy=strategy, seed=3, checkpoint_every="5", synchronous=True, on="worker:0-1")
+    here = start_run(body(), options, cluster=cluster).wait()
+    run = start_run(body(), options, cluster=elsewhere).wait()
+    assert not run.notes
+    if strategy == "multi_worker":
+        assert losses(run) == losses(here)
+    assert losses(run).keys() == losses(here).keys()
+    # States that are older than the newest may have been replaced before they were copied.
+    ours, theirs = ({path.name for path in one.folder.iterdir()} for one in (run, here))
+    skipped = {path.name for one in (run, here) for path in state_files(one.folder)[1:]}
+    skipped |= {f"timeline-{rank:04d}.json" for rank in (2, 3)}  # that of the server
+    assert ours - skipped - {".copies.json"} == theirs - skipped
+    assert state_files(run.folder)[0].name == state_files(here.folder)[0].name
+    assert "hello from /job:worker/task:1" in (run.folder / "output-0001.log").read_text()
+    assert {part.task for part in read_parts(run.folder)} == {part.task for part in read_parts(here.folder)}
+    assert not spools(hosts)
+
+
+def test_a_run_whose_tasks_were_all_replaced_is_resumed(
+    cluster: Cluster, elsewhere: Cluster, hosts: Path, tmp_path: Path
+) -> None:
+    options = Options(strategy="multi_worker", seed=3, checkpoint_every="1", on="worker:0-1")
+    whole = start_run(body(), options, cluster=cluster).wait()
+    run = start_run(body(tmp_path / "gate"), options, cluster=elsewhere)
+    until(lambda: run.poll() or run.standing().step >= 10)
+    until(lambda: run.poll() or state_files(run.folder))  # copied while it trains
+    run.stop()
+    run.wait()
+    assert run.status == "stopped"
+    elsewhere.replace(elsewhere.tasks).wait()
+    (tmp_path / "gate").touch()
+    again = resume_run(run.id, cluster=elsewhere).wait()
+    assert again.status == "finished"
+    assert "training continues after step" in (again.folder / "output-0000.log").read_text()
+    assert losses(run) | losses(again) == losses(whole)
+    assert not spools(hosts)
+
+
+def test_a_lost_stream_is_filled_from_the_copies(elsewhere: Cluster, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    run = start_run(body(gate), Options(strategy="multi_worker", seed=3), cluster=elsewhere)
+    until(lambda: run.poll() or run.standing().step >= 10)
+    for member in run.members.workers:  # as if the messages so far had been lost
+        member.body.position.log_bytes = member.body.position.printed = 0
+    run.store.__init__()  # type: ignore[misc]
+    run.follow_on_thread()  # on connections of its own
+    until(lambda: run.over or {0, 1} <= set(run.store.replicas))
+    assert not run.over
+    gate.touch()
+    run.wait()
+    assert {int(one) for one in run.store.columns()["step"]} == {step for _, step in losses(run)}
+
+
+def test_a_client_that_attaches_has_all_points(elsewhere: Cluster, hosts: Path, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    run = start_run(body(gate), Options(strategy="multi_worker", seed=3), cluster=elsewhere)
+    until(lambda: run.poll() or run.standing().step >= 10)
+    other = attach_run(run.id)
+    assert {int(one) for one in other.store.columns()["step"]} >= set(range(1, 10))
+    gate.touch()
+    run.wait()
+    until(other.poll)
+    assert other.store.columns()["step"].size == run.store.columns()["step"].size
+    assert not spools(hosts)
+
+
+def test_what_a_client_did_not_copy_is_fetched_later(elsewhere: Cluster, hosts: Path) -> None:
+    run = start_run(body(), Options(strategy="multi_worker", seed=3, checkpoint_every="5"), cluster=elsewhere)
+    run._followed.mirror.close()  # the client ends
+    until(lambda: all(one is not None for one in outcomes(elsewhere, run)))
+    start_run("1", Options(on="worker:0-1"), cluster=elsewhere).wait()
+    assert spools(hosts)
+    found = attach_run(run.id)
+    found.wait()
+    assert found.status == read_run(run.id).status == "finished"
+    assert len(losses(found)) == 40
+    assert len(logs_in(found.folder)) == 2
+    assert state_files(found.folder)
+    assert not spools(hosts)
+
+
+def outcomes(cluster: Cluster, run: Run) -> list[object]:
+    answers = [cluster.peer(rank).call("run.outcome", {"run": run.id, "at": 0}).meta for rank in (0, 1)]
+    return [one if one["state"] == "here" else None for one in answers]
+
+
+def test_a_replaced_worker_writes_a_log_of_its_own(elsewhere: Cluster, hosts: Path, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    run = start_run(body(gate), Options(strategy="multi_worker", seed=3, max_restarts=1), cluster=elsewhere)
+    until(lambda: run.poll() or run.standing().step >= 10)
+    assert elsewhere.signal(1, 9)
+    recovery = run._recovery
+    assert recovery is not None
+    until(lambda: run.poll() or any(one.calls is not None for one in recovery.restarts))
+    gate.touch()
+    run.wait()
+    assert run.status == "finished"
+    assert {path.name for path in logs_in(run.folder)} >= {"metrics-0001.log", "metrics-0001.1.log"}
+    steps = {step for replica, step in losses(run) if replica == 1}
+    assert steps >= {*range(1, 11), *range(12, 21)}  # it joins after a step of the other
+    assert not spools(hosts)
+
+
+def test_a_checkpoint_is_returned_as_the_client_has_it(elsewhere: Cluster, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    run = start_run(body(gate), Options(strategy="multi_worker", seed=3), cluster=elsewhere)
+    until(lambda: run.poll() or run.standing().step >= 5)
+    gate.touch()
+    path = run.checkpoint() if not run.over else None
+    run.wait()
+    if path is not None:
+        assert path.is_relative_to(run.folder)
+        assert isinstance(load(path).predict(np.zeros((1, 4), np.float32)), np.ndarray)
