@@ -16,8 +16,10 @@ from nbdist.cluster.resources import TaskPlan
 
 
 @contextmanager
-def cluster_elsewhere(folder: Path, hosts: Sequence[int], workers: int, ps: int = 0) -> Iterator[Cluster]:
-    """Start a cluster whose task of each rank is on the host of that number; None of them is the client's.
+def cluster_elsewhere(
+    folder: Path, hosts: Sequence[int | None], workers: int, ps: int = 0, data: int = 0
+) -> Iterator[Cluster]:
+    """Start a cluster whose task of each rank is on the host of that number; None is the client's.
 
     The home of host 0 is ``folder / "host-0"``. Its tasks are processes of this machine all the same.
     """
@@ -25,13 +27,15 @@ def cluster_elsewhere(folder: Path, hosts: Sequence[int], workers: int, ps: int 
 
     def planned(*given: Any, **named: Any) -> tuple[TaskPlan, ...]:
         return tuple(
-            replace(one, environment={**one.environment, "NBDIST_HOME": str(home_of(folder, host))})
+            one
+            if host is None
+            else replace(one, environment={**one.environment, "NBDIST_HOME": str(home_of(folder, host))})
             for one, host in zip(plan(*given, **named), hosts, strict=True)
         )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "plan_tasks", planned)
-        cluster = launch.start_cluster(workers=workers, ps=ps, report=None)
+        cluster = launch.start_cluster(workers=workers, ps=ps, data=data, report=None)
     try:
         yield cluster
     finally:

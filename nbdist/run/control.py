@@ -172,7 +172,9 @@ class RunControls:
             )
         if found["error"]:
             raise ResourceExhaustedError(f"{found['error']}. The run continues")
-        return self._run.copy_of(Path(found["path"]), deadline - time.monotonic())
+        path = Path(found["path"])
+        self._run.await_file(path, deadline - time.monotonic())
+        return path
 
     @contextmanager
     def polling(self) -> Iterator[None]:

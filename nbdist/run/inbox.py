@@ -115,6 +115,9 @@ class Inbox:
 
     def _handle_progress(self, member: Member, frame: Frame) -> None:
         followed, body, progress = self._followed, member.body, frame.meta["progress"]
+        if (written := progress.get("checkpoint")) and written["path"]:
+            path = str(followed.mirror.here(member.rank, written["path"]))
+            progress["checkpoint"] = {**written, "path": path}
         body.position.advance(frame, time.monotonic())
         text, *columns = frame.arrays
         if columns:

@@ -300,15 +300,13 @@ class Run(Labelled):
         """
         return self.controls.checkpoint(timeout)
 
-    def copy_of(self, checkpoint: Path, seconds: float) -> Path:
-        """Return where this client has a checkpoint that a task has written, as `checkpoint` does."""
-        name = "/".join(checkpoint.parts[-3:])  # checkpoints/step-5/model.safetensors
-        if not self._followed.mirror.arrived(name, seconds):
+    def await_file(self, path: Path, seconds: float) -> None:
+        """Wait until a file that a task has written is here; DeadlineExceededError after so many seconds."""
+        if not self._followed.mirror.arrived(path, seconds):
             raise DeadlineExceededError(
-                f"the checkpoint {checkpoint} is written on its host, and was not copied in time: wait for "
-                f"{self.folder / name}, or give it more time with checkpoint(timeout=...)"
+                f"{path} is written on another host, and was not copied in time: wait until it is here, or "
+                "give it more time with checkpoint(timeout=...)"
             )
-        return self.folder / name
 
     def wait(self) -> Run:
         """Wait until the run has ended and return it; an interrupt stops it. Raises the run's error.

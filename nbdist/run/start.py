@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 import time
@@ -17,6 +18,7 @@ from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import living, this_process
 from nbdist.cluster.launch import start_cluster
 from nbdist.errors import (
+    DataLossError,
     FailedPreconditionError,
     InvalidArgumentError,
     NbdistError,
@@ -147,6 +149,7 @@ def start_run(
             autoreload=autoreloaded(),
             generators=generators,
             framework_port=None if options.framework is None else int(answers[0]["port"]),
+            connection=connection_of(cluster) if options.data == "service" else None,
         )
         if options.replicated.in_client:
             here = InGraph(cluster, spec, body, workers, servers)
@@ -352,6 +355,16 @@ def check_data_tasks(cluster: Cluster) -> None:
             f"--data service: all data tasks of cluster {cluster.id} have died; restart one of {names} with "
             f"%cluster restart data:{found[0].index}, or drop --data service"
         )
+
+
+def connection_of(cluster: Cluster) -> dict[str, Any]:
+    """Return what a client of a cluster's controller has to know, with the keys: never to be shown."""
+    path = cluster.folder / "security" / f"ipcontroller-{cluster.id}-client.json"
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataLossError(f"{path} cannot be read: {error}; start another cluster") from error
+    return found
 
 
 def check_alive(cluster: Cluster, tasks: Sequence[TaskInfo]) -> None:

@@ -78,6 +78,8 @@ class TrainingStates(CheckpointManager):
     """
 
     passing = (StepStopped, AbortedError)
+    others: Callable[[], Sequence[Path]] = staticmethod(tuple)
+    """Returns copies of the newest states that replicas on other hosts have written, the newest first."""
     cut = False
     """Whether a training was cut short: later ones of the run leave no state."""
     _chosen: State | None = None

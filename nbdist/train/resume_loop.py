@@ -201,12 +201,15 @@ class ResumeAdapter:
     def saved_slots(self) -> RestoredState | None:
         """Return the optimizer's slots in the newest state of this training in the run's folder, if any.
 
-        Every replica that sees the folder can read it. A damaged one is left for the one before it.
+        Every replica has them: they are in its folder, or fetched from another's host. A damaged one is left
+        for the one before it.
         """
         states = self._context.states
         if states is None or states.folder is None:
             return None
-        for _, found in whole(state_files(states.folder), read_saved, lambda path, error: None):
+        files = [*state_files(states.folder), *states.others()]
+        files.sort(key=lambda path: path.name, reverse=True)
+        for _, found in whole(files, read_saved, lambda path, error: None):
             if found.state.training == self._context.trainings and found.state.loop is None:
                 return RestoredState(found.slots, found.state.updates)
         return None

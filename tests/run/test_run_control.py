@@ -93,8 +93,8 @@ class ScriptedRun:
     def send(self, command: dict[str, Any]) -> None:
         self.sent.append(command)
 
-    def copy_of(self, checkpoint: Path, seconds: float) -> Path:
-        return checkpoint
+    def await_file(self, path: Path, seconds: float) -> None:
+        """Find it at once."""
 
     def poll(self) -> bool:
         with self.controls.polling():

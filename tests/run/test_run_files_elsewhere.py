@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,7 +81,9 @@ def losses(run: Run) -> dict[tuple[int, int], float]:
 
 @pytest.mark.parametrize("strategy", ["multi_worker", "ps"])
 def test_everything_arrives(cluster: Cluster, elsewhere: Cluster, hosts: Path, strategy: str) -> None:
-    options = Options(strategy=strategy, seed=3, checkpoint_every="5", synchronous=True, on="worker:0-1")
+    options = Options(
+        strategy=strategy, seed=3, checkpoint_every="5", synchronous=True, on="worker:0-1", tensorboard=True
+    )
     here = start_run(body(), options, cluster=cluster).wait()
     run = start_run(body(), options, cluster=elsewhere).wait()
     assert not run.notes
@@ -95,7 +98,25 @@ def test_everything_arrives(cluster: Cluster, elsewhere: Cluster, hosts: Path, s
     assert state_files(run.folder)[0].name == state_files(here.folder)[0].name
     assert "hello from /job:worker/task:1" in (run.folder / "output-0001.log").read_text()
     assert {part.task for part in read_parts(run.folder)} == {part.task for part in read_parts(here.folder)}
+    events = [sorted(one.folder.glob("tensorboard/*/*tfevents*")) for one in (run, here)]
+    assert [len(one) for one in events] == [2, 2]
+    assert [one.stat().st_size for one in events[0]] == [one.stat().st_size for one in events[1]]
     assert not spools(hosts)
+
+
+def test_some_workers_may_be_on_the_host_of_the_client(cluster: Cluster, hosts: Path, tmp_path: Path) -> None:
+    options = Options(strategy="multi_worker", seed=3, checkpoint_every="1", on="worker:0-1")
+    whole = start_run(body(), options, cluster=cluster).wait()
+    with cluster_elsewhere(hosts, [None, 0], workers=2) as mixed:
+        run = start_run(body(tmp_path / "gate"), options, cluster=mixed)
+        until(lambda: run.poll() or run.standing().step >= 10)
+        run.stop()
+        run.wait()
+        (tmp_path / "gate").touch()
+        again = resume_run(run.id, cluster=mixed).wait()
+        assert losses(run) | losses(again) == losses(whole)
+        assert (again.folder / "output-0001.log").exists()
+        assert not spools(hosts)
 
 
 def test_a_run_whose_tasks_were_all_replaced_is_resumed(
@@ -193,3 +214,42 @@ def test_a_checkpoint_is_returned_as_the_client_has_it(elsewhere: Cluster, tmp_p
     if path is not None:
         assert path.is_relative_to(run.folder)
         assert isinstance(load(path).predict(np.zeros((1, 4), np.float32)), np.ndarray)
+
+
+OTHERS = """
+import nbdist.train.context as contexts
+print("others", [one.name for one in contexts.current().states.others()])
+"""
+
+
+@pytest.mark.parametrize("first", [0, None], ids=["elsewhere", "here"])
+def test_workers_find_the_states_of_the_chief(hosts: Path, first: int | None) -> None:
+    options = Options(strategy="ps", seed=3, checkpoint_every="5", synchronous=True)
+    with cluster_elsewhere(hosts, [first, 1, 2], workers=2, ps=1) as cluster:
+        run = start_run(body() + OTHERS, options, cluster=cluster).wait()
+    newest = state_files(run.folder)[0].name
+    assert "others []" in (run.folder / "output-0000.log").read_text()
+    assert f"others ['{newest}']" in (run.folder / "output-0001.log").read_text()
+    assert not spools(hosts)
+
+
+def test_a_server_that_died_has_its_slots_from_the_chiefs_host(hosts: Path, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    options = Options(strategy="ps", synchronous=True, seed=3, checkpoint_every="1")
+    with cluster_elsewhere(hosts, [0, 1, 2, 3], workers=3, ps=1) as cluster:
+        run = start_run(body(gate), options, cluster=cluster)
+        until(lambda: run.poll() or run.standing().step >= 10)
+        until(lambda: run.poll() or state_files(run.folder))
+        assert cluster.signal(3, 9)
+        gate.touch()
+        run.wait()
+    (note,) = [note for note in run.notes if " by pid " in note]
+    assert "its slots of the optimizer (mean and square) are those after" in note
+
+
+def test_data_tasks_serve_workers_on_other_hosts(cluster: Cluster, hosts: Path) -> None:
+    options = Options(strategy="multi_worker", seed=3, on="worker:0-1")
+    whole = start_run(body(), options, cluster=cluster).wait()
+    with cluster_elsewhere(hosts, [0, 1, 2], workers=2, data=1) as others:
+        run = start_run(body(), replace(options, data="service"), cluster=others).wait()
+    assert losses(run) == losses(whole)

@@ -34,14 +34,14 @@ from nbdist.metrics.event_file import make_private
 from nbdist.metrics.log import open_new, write_whole
 from nbdist.metrics.run_folder import write_whole_file
 from nbdist.run.files.place import RESUMED, RunPlace, sent_name
-from nbdist.run.files.store import COPY, Entry, LocalFiles, RemoteFiles, RunFiles, entries_of, send
+from nbdist.run.files.store import COPY, Entry, LocalFiles, RemoteFiles, RunFiles, copy, entries_of, send
 from nbdist.run.protocols import RunTasks
 from nbdist.run.recovery.ownership import OwnerLock
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.rpc.client import Peer
 
 INTERVAL = 0.5  # seconds between two looks at the hosts
-CALL_SECONDS = 10.0  # for an answer
+CALL_SECONDS, DOUBT_SECONDS = 5.0, 1.0  # for an answer; of a task that did not give the last one
 GIVE_UP_SECONDS = 10.0  # without progress, after the end of a run
 LOCK, COPIES = "mirror.lock", ".copies.json"
 OWN = {"run.json", "labels.json", "body.bin", "body.txt", "owner.lock", "sweep.log", "sweep.json", LOCK}
@@ -232,9 +232,13 @@ class Mirror:
             with self._looked:
                 self._looked.wait(0.05)
 
-    def arrived(self, name: str, seconds: float) -> bool:
-        """Wait for a file that a task has written, so many seconds at most; return whether it is here."""
-        path = self.folder / name
+    def here(self, rank: int, checkpoint: str) -> Path:
+        """Return the path of the copy of a checkpoint that a task has written in its folder of the run."""
+        path = Path(checkpoint)
+        return self.folder.joinpath(*path.parts[-3:]) if self.is_elsewhere(rank) else path
+
+    def arrived(self, path: Path, seconds: float) -> bool:
+        """Wait for a file in the client's folder, so many seconds at most; return whether it is here."""
         if path.exists() or not self._elsewhere:
             return path.exists()
         self._wake.set()
@@ -309,7 +313,8 @@ class Mirror:
                 watch.logs = watch.whole = number  # another task of the host speaks for it
                 continue
             try:
-                files = RemoteFiles(self.place, self._asker(watch.rank))
+                seconds = CALL_SECONDS if watch.failing is None else DOUBT_SECONDS
+                files = RemoteFiles(self.place, self._asker(watch.rank, seconds))
                 first = files.page(watch.under)
                 entries = list(entries_of(files, watch.under)) if first.more else first.entries
             except NbdistError as error:
@@ -334,13 +339,15 @@ class Mirror:
                 self._fail(watch, why)
         return found
 
-    def _asker(self, rank: int) -> Callable[[str, dict[str, Any], list[Any]], Any]:
+    def _asker(
+        self, rank: int, seconds: float = CALL_SECONDS
+    ) -> Callable[[str, dict[str, Any], list[Any]], Any]:
         dead = {info.rank for info in self._dead()}
 
         def ask(kind: str, meta: dict[str, Any], arrays: list[Any]) -> Any:
             if rank in dead:
                 raise NotFoundError(f"the process of rank {rank} has ended")
-            return self._peer(rank).call(kind, meta, arrays, timeout=CALL_SECONDS)
+            return self._peer(rank).call(kind, meta, arrays, timeout=seconds)
 
         return ask
 
@@ -365,6 +372,8 @@ class Mirror:
 
     def _refresh_logs(self) -> None:
         """Copy what logs have become longer by, while a large file is copied."""
+        if self._closed:
+            raise NotFoundError("this client copies no more")
         if time.monotonic() - self._logs_at < INTERVAL:
             return
         self._logs_at = time.monotonic()
@@ -460,19 +469,7 @@ class Mirror:
         is_state = STATE_FILE.fullmatch(entry.name) is not None
         if is_state and any(one.name >= entry.name for one in state_files(self.folder)[KEPT - 1 : KEPT]):
             return  # newer ones are here
-        at = 0
-        try:
-            while True:
-                data = b"" if self._closed else files.read(entry, at)
-                if not data and at < entry.size:
-                    raise NotFoundError(f"{entry.name} was cut")
-                self._files.put(entry.name, at, data, entry.size, entry.time)
-                at += len(data)
-                if at >= entry.size:
-                    break
-                self._refresh_logs()
-        finally:
-            self._files.give_up(entry.name)
+        copy(entry, entry.name, files, self._files, self._refresh_logs)
         for old in state_files(self.folder)[KEPT:] if is_state else ():
             old.unlink(missing_ok=True)
 

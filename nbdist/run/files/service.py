@@ -6,8 +6,11 @@
     files.put   root, token, name, at, size; bytes ─► a piece of a file from which a training continues
     files.drop  root, token ────────────────────────► removes the spool: the client has all of it
 
+    another worker of the run
+    files.list, files.read with states=True ────────► the states of trainings only, from a shared folder too
+
 Only the spool of the run that is named is reached, and of a folder that the task shares with the client
-nothing: see `nbdist.run.files.place` and `store`.
+nothing but states: see `nbdist.run.files.place` and `store`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from contextlib import suppress
 
 import numpy as np
 
+from nbdist.checkpoint.manager import STATE_FILE
 from nbdist.errors import InvalidArgumentError, StorageError
 from nbdist.numbers import is_whole
 from nbdist.run.files.place import RESUMED, SPOOL_ID, RunPlace, new_spool, read_small, spool_path
@@ -52,16 +56,19 @@ class FileService:
         self._open.clear()
 
     def _list(self, frame: Frame, sender: Caller) -> Frame:
-        place = place_in(frame)
-        if place.is_shared:
+        place, states = place_in(frame), bool(frame.meta.get("states"))
+        if place.is_shared and not states:
             return Frame("files.listed", {"shared": True})
         page = self._files(place).page(str(frame.meta["under"]), str(frame.meta["after"]))
-        rows = np.frombuffer(json.dumps(page.entries).encode(), np.uint8)
+        entries = [one for one in page.entries if not states or STATE_FILE.fullmatch(one.name)]
+        rows = np.frombuffer(json.dumps(entries).encode(), np.uint8)
         return Frame("files.listed", {"shared": False, "spool": page.spool, "more": page.more}, (rows,))
 
     def _read(self, frame: Frame, sender: Caller) -> Frame:
-        entry = Entry(*frame.meta["entry"])
-        data = self._files(place_in(frame)).read(entry, frame.meta["at"], frame.meta["most"])
+        place, entry = place_in(frame), Entry(*frame.meta["entry"])
+        if place.is_shared and not STATE_FILE.fullmatch(str(entry.name)):
+            raise InvalidArgumentError(f"{entry.name!r:.100} is no state of a training")
+        data = self._files(place).read(entry, frame.meta["at"], frame.meta["most"])
         return Frame("files.piece", {}, (np.frombuffer(data, np.uint8),))
 
     def _put(self, frame: Frame, sender: Caller) -> Frame:
@@ -90,11 +97,11 @@ class FileService:
         return Frame("files.dropped")
 
     def _files(self, place: RunPlace) -> LocalFiles:
-        """Return the files in this host's spool of a run."""
-        folder = spool_path(place.id)
+        """Return the files in this host's spool of a run, or in the client's folder."""
+        folder = place.own if place.is_shared else spool_path(place.id)
         spool = read_small(folder / SPOOL_ID)
         files = self._open.get(place.id)
-        if files is None or files.spool != spool:
+        if files is None or (files.spool, files.folder) != (spool, folder):
             files = self._open[place.id] = LocalFiles(folder, spool)
             while len(self._open) > MOST_OPEN:
                 self._open.popitem(last=False)[1].close()

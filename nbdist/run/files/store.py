@@ -273,11 +273,14 @@ class LocalFiles:
 class RemoteFiles:
     """The files of a run that a task has on its host, by calls of its Server (see `service`).
 
-    ``ask(kind, meta, arrays)`` calls the task and returns its answer.
+    ``ask(kind, meta, arrays)`` calls the task and returns its answer. With ``states`` it has states of
+    trainings only, also those that the task has in the client's own folder.
     """
 
-    def __init__(self, place: RunPlace, ask: Callable[[str, dict[str, Any], list[Any]], Frame]) -> None:
-        self._place = place.to_meta()
+    def __init__(
+        self, place: RunPlace, ask: Callable[[str, dict[str, Any], list[Any]], Frame], states: bool = False
+    ) -> None:
+        self._place: dict[str, Any] = place.to_meta() | ({"states": True} if states else {})
         self._ask = ask
 
     def page(self, under: str = "", after: str = "") -> Listing:
@@ -304,6 +307,26 @@ class RemoteFiles:
         """Write a piece of a new file."""
         meta = {**self._place, "name": name, "at": at, "size": size, "time": modified}
         self._ask("files.put", meta, [np.frombuffer(data, np.uint8)])
+
+
+def copy(entry: Entry, name: str, files: RunFiles, to: LocalFiles, between: Callable[[], object]) -> None:
+    """Copy a file that is written as a whole to ``name``, which it has once it is whole.
+
+    ``between`` is called between two pieces. Raises NotFoundError if it was replaced since it was listed.
+    """
+    at = 0
+    try:
+        while True:
+            data = files.read(entry, at)
+            if not data and at < entry.size:
+                raise NotFoundError(f"{entry.name} was cut")
+            to.put(name, at, data, entry.size, entry.time)
+            at += len(data)
+            if at >= entry.size:
+                return
+            between()
+    finally:
+        to.give_up(name)
 
 
 def send(path: Path, name: str, to: RunFiles) -> None:

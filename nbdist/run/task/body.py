@@ -46,6 +46,7 @@ from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.run_folder import duration
 from nbdist.nn import Model
 from nbdist.run.files.place import RunPlace
+from nbdist.run.files.states import states_of_others
 from nbdist.run.options import Options
 from nbdist.run.task.agent import Agent, agent
 from nbdist.run.task.data_reader import DataReader
@@ -115,6 +116,8 @@ class RunSpec:
     """Which modules are reloaded before the body if they were edited, as `autoreloaded` names them."""
     generators: int | None = None
     """What the global generators of NumPy, Python and PyTorch begin with; None leaves them as they are."""
+    connection: Mapping[str, Any] | None = field(default=None, repr=False)
+    """How workers connect to the controller, with its keys, if they send datasets to data tasks."""
 
 
 @replies_only
@@ -290,7 +293,7 @@ def opened(
             synchronous=bool(options.synchronous), awaits=spec.awaits, prefix=here.prefix,
         ),
         recorder=recorder,
-        serve=DataReader(task, spec.run, control.check, options.transport).served
+        serve=DataReader(task, spec.run, control.check, options.transport, spec.connection or {}).served
         if options.data == "service"
         else None,
         on_error=partial(end_without_gpu, task.name),
@@ -332,6 +335,7 @@ def make_context(
     if (every := options.checkpoint_every) is not None or spec.states:
         interval = None if every is None else parse_interval(every)
         states = TrainingStates(folder, interval, read=[spec.place.received(one) for one in spec.states])
+        states.others = partial(states_of_others, spec.place, task, spec.ranks)
     common: dict[str, Any] = {
         "step_log": StepLog(task.device),
         "checkpoints": Checkpoints(folder / "checkpoints"),

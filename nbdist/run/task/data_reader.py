@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import marshal
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -23,7 +23,6 @@ from typing import Any
 import psutil
 
 from nbdist.cluster.calls import CallSender, remote_error
-from nbdist.cluster.folder import clusters_folder
 from nbdist.cluster.hub import close_client, connect_client, is_engine_death
 from nbdist.data.dataset import Dataset
 from nbdist.data.parts import with_passes
@@ -46,13 +45,15 @@ HASHED_BYTES = 64  # of a fingerprint's digest, as hexadecimal digits
 class DataReader:
     """A worker's access to the data tasks of its cluster, for one run.
 
-    ``check()`` raises if the run is to end; ``transport`` "socket" uses no shared memory.
+    ``check()`` raises if the run is to end; ``transport`` "socket" uses no shared memory. ``connection`` is
+    what a client of the controller has to know: its file may be on another host.
     """
 
     task: Task
     run: str
     check: Callable[[], object]
     transport: str = "auto"
+    connection: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def served(self, dataset: Dataset, strategy: Strategy) -> Dataset:
         """Return a dataset that equals ``dataset``, with passes that the data tasks make.
@@ -99,8 +100,7 @@ class DataReader:
 
     def _call(self, info: TaskInfo, function: Callable[..., object], *arguments: Any) -> None:
         """Run a function on a data task's main thread, through the cluster's controller."""
-        folder = clusters_folder() / self.task.cluster_id / "security"
-        client = connect_client(folder / f"ipcontroller-{self.task.cluster_id}-client.json", CONNECT_SECONDS)
+        client = connect_client(dict(self.connection), CONNECT_SECONDS)
         try:
             if info.rank not in client.ids:
                 raise UnavailableError(f"{info.name} (pid {info.pid}) has no engine: it has ended")
