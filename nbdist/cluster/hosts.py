@@ -13,6 +13,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,6 +163,15 @@ def ssh_command(
     """
     given = ("BatchMode=yes", f"ConnectTimeout={connect_seconds}", "LogLevel=INFO")
     return ["ssh", "-T", *(part for one in given for part in ("-o", one)), *options, "--", host, command]
+
+
+def shell_word(path: str) -> str:
+    """Return a path as a word of a host's shell; "~/" at its beginning is the user's home there.
+
+    >>> shell_word("~/my env/bin/python"), shell_word("/usr/bin/python3")
+    ("~/'my env/bin/python'", '/usr/bin/python3')
+    """
+    return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 
 @dataclass(frozen=True)

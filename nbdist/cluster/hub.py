@@ -11,6 +11,7 @@ from typing import Any
 
 from nbdist.cluster.folder import write_json
 from nbdist.cluster.supervisor.engine import RECONNECT_MS
+from nbdist.cluster.versions import SHARED, shared_part
 from nbdist.errors import FailedPreconditionError, UnavailableError
 from nbdist.home import own_version
 from nbdist.runtime.task import Roster
@@ -57,12 +58,8 @@ def is_engine_death(error: BaseException) -> bool:
 
 def own_versions() -> dict[str, str]:
     """Return the versions that a client and its cluster must share: nbdist, Python, NumPy, ipyparallel."""
-    return {
-        "nbdist": own_version(),
-        "python": ".".join(platform.python_version_tuple()[:2]),
-        "numpy": version("numpy").split(".")[0],
-        "ipyparallel": version("ipyparallel").split(".")[0],
-    }
+    whole = {"nbdist": own_version(), "python": platform.python_version()}
+    return {name: shared_part(name, whole.get(name) or version(name)) for name in SHARED}
 
 
 def check_versions(theirs: Mapping[str, str]) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbdist.cluster.gpus import parse_gpus
+from nbdist.cluster.hosts import read_hosts
 from nbdist.cluster.launchers.registry import LAUNCHERS, all_settings, describe_launchers
 from nbdist.distribute.registry import default_strategy, trial_strategies
 from nbdist.errors import InvalidArgumentError, nearest
@@ -182,6 +183,14 @@ GRAPH_FLAGS = {
     ),
     "--depth": Flag("depth", int, "N", "open all scopes of N levels; 0 opens none"),
     "--save": Flag("save", str, "graph.svg", "also save the picture to a file (.svg or .png)"),
+}
+DOCTOR_FLAGS = {
+    "--hosts": Flag(
+        "hosts", read_hosts, "a:2,user@b|@FILE", "hosts to examine through ssh (default: this one alone)"
+    ),
+    "--python": Flag("python", str, "PATH", "the Python there (default: the path of this one)"),
+    "--gpus": Flag("gpus", parse_gpus, "auto|none|N|UUID,UUID", "GPUs that the cluster is to use"),
+    "--extras": Flag("extras", names, "torch,gpu", "extras of nbdist that the cluster is to use"),
 }
 GROW_FLAGS = {"--workers": Flag("workers", int, "N", "number of workers to add or remove (default 1)")}
 

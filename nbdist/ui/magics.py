@@ -20,6 +20,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 
 from nbdist.cluster.adopt import report_runs, start_or_adopt
 from nbdist.cluster.cluster import Cluster
+from nbdist.cluster.doctor.examine import examine
 from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError, WorkerError
 from nbdist.metrics.run_folder import duration
 from nbdist.run.follow import InterruptDebounce
@@ -31,6 +32,7 @@ from nbdist.ui.api import LOOK_SECONDS, deliver, follow_in_background, run_name,
 from nbdist.ui.display.run import place
 from nbdist.ui.flags import (
     DISTRIBUTE_FLAGS,
+    DOCTOR_FLAGS,
     GRAPH_FLAGS,
     GROW_FLAGS,
     MAGIC,
@@ -54,7 +56,7 @@ IN_BACKGROUND = (
     "run.set(learning_rate=...) and run.stop(); run.wait() waits for its results"
 )
 E = TypeVar("E", bound=BaseException)
-COMMANDS = ("start", "status", "attach", "detach", "grow", "shrink", "restart", "stop")
+COMMANDS = ("start", "status", "attach", "detach", "grow", "shrink", "restart", "stop", "doctor")
 
 # IPython shows nbdist's own errors as a message, without a traceback.
 
@@ -117,6 +119,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         %cluster restart                      new processes for all tasks that have died
         %cluster detach                       disconnect from the cluster; it keeps running
         %cluster stop                         end the cluster; --force also ends another notebook's run on it
+        %cluster doctor --hosts a:2,b:2       what hinders a cluster on these hosts, before one starts
 
         Flags of start:
         {flags}
@@ -241,6 +244,10 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         cluster = Cluster.current()
         cluster.detach()
         print(f"cluster {cluster.id} keeps running; to connect again: %cluster attach {cluster.id}")
+
+    def _doctor(self, line: str) -> None:
+        _, options = parse(line, DOCTOR_FLAGS, "%cluster doctor", most=0)
+        print(examine(**options))
 
 
 def how_many(line: str, magic: str) -> int:

@@ -27,11 +27,14 @@ def two_hosts() -> Iterator[TwoHosts]:
 
 
 @pytest.fixture
-def ssh_hosts(tmp_path: Path) -> Iterator[SshHosts]:
-    """The host "head", and "host1" to "host3" with an sshd each; a test leaves no process and no segment."""
+def ssh_hosts(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SshHosts]:
+    """The host "head", and "host1", ... with an sshd each: three, or as many as the test's parameter says.
+
+    A test leaves no process and no segment.
+    """
     if why := why_no_sshd():
         pytest.skip(why)
-    hosts = SshHosts(tmp_path / "ssh")
+    hosts = SshHosts(tmp_path / "ssh", getattr(request, "param", 3))
     try:
         yield hosts
         left = {

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ HERE = Path(__file__).parent
 ADDRESSES = {"a": "10.91.7.1", "b": "10.91.7.2"}
 DIES_WITH_TEST = ["setpriv", "--pdeathsig", "KILL"]
 HOLD = "ip link set lo up && mount -t tmpfs -o mode=1777,size=256m tmpfs /dev/shm"
+KINDS = ("net", "uts", "mnt")
 ANSWER_SECONDS = 80.0  # until a process counts as hanging
 
 
@@ -124,11 +125,17 @@ class Hosts:
         for actor in self._actors:
             actor.kill()
         inside = {number for name in self._holders for number in self._namespaces(name)}
-        for holder in self._holders.values():
-            holder.kill()
-            holder.communicate()
-        self._holders.clear()
-        assert not (left := processes_in(inside)), f"processes left in the namespaces: {left}"
+        with ExitStack() as kept:
+            # While a namespace is open, no new one gets its number.
+            for holder in self._holders.values():
+                for kind in KINDS:
+                    with suppress(OSError):
+                        kept.enter_context(open(f"/proc/{holder.pid}/ns/{kind}"))
+            for holder in self._holders.values():
+                holder.kill()
+                holder.communicate()
+            self._holders.clear()
+            assert not (left := processes_in(inside)), f"processes left in the namespaces: {left}"
 
     def _hold(self, name: str, script: str) -> None:
         called = f"nbdist-{name}-{secrets.token_hex(3)}"
@@ -155,7 +162,7 @@ class Hosts:
 
     def _namespaces(self, name: str) -> set[str]:
         found = set()
-        for kind in ("net", "uts", "mnt"):
+        for kind in KINDS:
             with suppress(OSError):
                 found.add(os.readlink(f"/proc/{self._holders[name].pid}/ns/{kind}"))
         return found
@@ -246,7 +253,7 @@ def processes_in(namespaces: set[str], seconds: float = 5.0) -> list[str]:
         left = []
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if {os.readlink(path / "ns" / kind) for kind in ("net", "uts", "mnt")} & namespaces:
+                if {os.readlink(path / "ns" / kind) for kind in KINDS} & namespaces:
                     left.append(f"{path.name} {(path / 'cmdline').read_text()}")
         if not left or time.monotonic() > deadline:
             return left

@@ -226,6 +226,8 @@ def test_loading_twice_transforms_once(shell: InteractiveShell) -> None:
         ("%cluster stop 3", InvalidArgumentError, "unexpected word '3'; the only flag is --force"),
         ("%cluster start --workers 0", InvalidArgumentError, "0"),
         ("%cluster start --launcher rocket", InvalidArgumentError, "rocket"),
+        ("%cluster doctor a", InvalidArgumentError, "unexpected word 'a'; the flags are --hosts"),
+        ("%cluster doctor --hosts a,a", InvalidArgumentError, "a is listed twice"),
         ("%cluster attach nobody", NotFoundError, "no cluster 'nobody' is running"),
     ],
 )
@@ -237,6 +239,13 @@ def test_mistakes_are_a_line_not_a_traceback(
     assert words in shown
     assert shown.count("\n") <= 2
     assert "Traceback" not in shown
+
+
+def test_a_doctor_without_hosts_examines_this_one(run: Run) -> None:
+    error, shown = run("%cluster doctor   # this one alone")
+    assert error is None
+    assert shown.splitlines()[0].split()[:3] == ["host", "python", "nbdist"]
+    assert shown.splitlines()[1].startswith("this host ")
 
 
 def test_help_shows_examples_and_flags(run: Run) -> None:
