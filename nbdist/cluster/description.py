@@ -44,6 +44,8 @@ class ClusterDescription:
     """The options of `start_cluster` that it was started with."""
     data: int = 0
     """The number of data tasks; an earlier version writes none."""
+    slots: Mapping[str, int] = field(default_factory=dict)
+    """How many workers each other host may have, by its name; empty for a cluster on one host."""
 
     def gpu_of(self, task: TaskInfo) -> str | None:
         """Return the GPU assigned to a task: round-robin over the workers (see `cluster.resources`).
@@ -129,6 +131,7 @@ def parse_description(content: object) -> ClusterDescription | None:
         {name: text(value, LONGEST) for name, value in versions.items()},
         asked,
         whole(found.get("data")) or 0,
+        {name: whole(count) or 0 for name, count in mapping(found.get("slots")).items()},
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +29,10 @@ from nbdist.cluster.hub import (
     own_versions,
     write_ipyparallel_files,
 )
+from nbdist.cluster.late_hosts import LateHosts
 from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, all_settings, find_launcher
 from nbdist.cluster.launchers.spec import LauncherSpec
-from nbdist.cluster.placement import place
+from nbdist.cluster.placement import check_least, place, worker_slots
 from nbdist.cluster.resources import (
     HERE,
     HostResources,
@@ -39,6 +41,7 @@ from nbdist.cluster.resources import (
     count_cores,
     parse_memory,
     plan_placed,
+    resources_of,
 )
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
 from nbdist.cluster.supervisor.process import IdleTimeout
@@ -55,6 +58,7 @@ from nbdist.wire.keys import ClusterKeys
 
 LEAST_DISK_SPACE = 64 << 10  # bytes on the disk of the cluster's folder, without which nothing starts
 WORKERS = 2  # of a cluster on one host, unless a number is given
+JOIN_SECONDS = 1.0  # that other hosts get once enough are there
 UNDO_SECONDS = 2.5  # for the supervisor of a start that has failed to answer, and for its processes to end
 ASK_SECONDS = 0.25  # between two requests for the hub's engines
 Report = Callable[[str], object]
@@ -65,6 +69,7 @@ def start_cluster(
     ps: int = 0,
     data: int = 0,
     *,
+    min_workers: int | None = None,
     launcher: str = DEFAULT_LAUNCHER,
     gpus: str | int = "auto",
     gpu_memory: float | None = None,
@@ -88,6 +93,8 @@ def start_cluster(
     - ``ps``: tasks that store parameters; a whole number of 0 or more
     - ``data``: tasks that read and transform data for the workers of runs with ``data="service"``
       (docs/data.md); a whole number of 0 or more. At most 512 tasks in all
+    - ``min_workers``: with a launcher of several hosts, how many workers make the cluster ready; hosts that
+      come later join it, and a running training that takes workers. None for all
     - ``launcher``: how the tasks' processes start. "local" starts plain engines; "mpi" starts them as the
       ranks of one MPI world, so that collectives of kind "mpi" work (needs ``pip install nbdist[mpi]``);
       "ssh" starts them on other hosts (``hosts="a:2,b:2"``), see docs/hosts.md
@@ -141,24 +148,29 @@ def start_cluster(
         "memory": memory,
         **settings,
     }
-    places = place(hosts or (Host(HERE, wanted),), wanted, ps, data)
+    slots = worker_slots(hosts or (Host(HERE, wanted),), wanted)
+    least = check_least(min_workers, sum(slots.values()), bool(hosts))
 
     def planned(found: Mapping[str, HostResources]) -> tuple[TaskPlan, ...]:
+        here = {name: slots[name] for name in slots if name in found}
         return plan_placed(
-            places, len(places) - ps - data, ps, data, found,
+            place(here, ps, data), sum(here.values()), ps, data, found,
             threads=threads, gpu_memory=gpu_memory, memory=parse_memory(memory),
         )  # fmt: skip
 
-    here = None if hosts else planned({HERE: own_resources(gpus, places.count(HERE) - ps - data)})
+    plans = None if hosts else planned({HERE: own_resources(gpus, slots[HERE])})
     with _full_disk_explained():
         start = _Startup(
-            _Wanted(places, gpus, planned), here, cluster_id or new_id(), timeout,
+            _Wanted(slots, least, ps + data, gpus, planned), plans, cluster_id or new_id(), timeout,
             report or (lambda line: None), spec, settings, asked,
         )  # fmt: skip
         cluster = start.run(None if detached else IdleTimeout.of(orphan_timeout))
     if binding := describe_binding({f"{plan.job}:{plan.index}": plan.environment for plan in start.plans}):
         start.report(binding)
     start.report(f"ready in {time.monotonic() - start.begun:.1f} s")
+    if awaited := {name: slots[name] for name in start.awaited()}:
+        start.report(f"{', '.join(awaited)} may come later, and join then")
+        LateHosts(cluster, start.connected(), awaited, start.missing, spec.explain, start.report).start()
     return cluster
 
 
@@ -188,11 +200,21 @@ def own_resources(gpus: str | int, workers: int) -> HostResources:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """The hosts of the tasks, by rank, the GPUs to use, and the plans for what the hosts have."""
+    """What a cluster is to have.
 
-    places: tuple[str, ...]
+    ``slots`` are the workers that each host takes, ``least`` is the number of workers with which it is ready,
+    and ``others`` that of its other tasks. ``planned`` returns the plans for what the hosts have.
+    """
+
+    slots: Mapping[str, int]
+    least: int
+    others: int
     gpus: str | int
     planned: Callable[[Mapping[str, HostResources]], tuple[TaskPlan, ...]]
+
+    def room(self, hosts: Iterable[str]) -> int:
+        """Return how many workers these hosts take."""
+        return sum(self.slots[name] for name in hosts)
 
 
 class _Startup:
@@ -213,7 +235,9 @@ class _Startup:
         asked: dict[str, Any],
     ) -> None:
         self.wanted, self.plans = wanted, plans or ()
-        self.hosts = [] if plans is not None else list(dict.fromkeys(wanted.places))
+        self.hosts = [] if plans is not None else list(wanted.slots)
+        self.missing: dict[str, str] = {}
+        """Why a host has not joined, by its name."""
         self.launcher, self.settings, self.asked = launcher, settings, asked
         self.timeout = timeout
         self.report = report
@@ -261,7 +285,7 @@ class _Startup:
             "launcher": self.launcher.name,
             "settings": self.settings,
             "tasks": [plan.to_dict() for plan in self.plans],
-            "expected": len(self.wanted.places),
+            "expected": self.wanted.room(self.wanted.slots) + self.wanted.others,
             "hosts": self.hosts,
             "versions": own_versions(),
             "keys": self.keys.to_dict() if self.hosts else None,
@@ -276,7 +300,7 @@ class _Startup:
         return shared | kernel_cache() if any(plan.device != "CPU:0" for plan in self.plans) else shared
 
     def _controller(self) -> None:
-        supervisor = self._connected()
+        supervisor = self.connected()
         import ipyparallel  # noqa: F401 - imported here, while the supervisor does the same
 
         while (started := supervisor.event("started")) is None:
@@ -288,21 +312,32 @@ class _Startup:
                 self._wait("the controller", 0.0)
         self._phase("controller")
 
+    def awaited(self) -> list[str]:
+        """Return the hosts that have not joined; those of `missing` have failed."""
+        joined = self.connected().hosts
+        return [name for name in self.hosts if name not in joined]
+
     def _join_hosts(self) -> None:
-        """Wait for the supervisors of the other hosts, and have them start their tasks."""
-        supervisor = self._connected()
-        while missing := [name for name in self.hosts if name not in supervisor.hosts]:
-            self._wait(f"the host{'s' * (len(missing) > 1)} {', '.join(missing)}")
-        check_host_versions({name: supervisor.hosts[name]["versions"] for name in self.hosts})
-        found = {}
-        for name in self.hosts:
-            report = supervisor.hosts[name]
-            try:
-                found[name] = HostResources(report["cores"], choose_gpus(self.wanted.gpus, report["gpus"]))
-            except InvalidArgumentError as error:
-                raise InvalidArgumentError(f"host {name}: {error}") from None
+        """Wait for the supervisors of other hosts, all or enough of them, and have them start their tasks."""
+        supervisor, decided = self.connected(), math.inf
+        while awaited := [name for name in self.awaited() if name not in self.missing]:
+            if time.monotonic() > decided + JOIN_SECONDS:
+                break
+            self._wait(f"the host{'s' * (len(awaited) > 1)} {', '.join(awaited)}")
+            joined = [name for name in self.hosts if name in supervisor.hosts]
+            possible = [name for name in self.hosts if name not in self.missing]
+            least = self.wanted.least
+            if self.wanted.room(joined) >= least or self.wanted.room(possible) < least:
+                decided = min(decided, time.monotonic())
+        joined = [name for name in self.hosts if name in supervisor.hosts]
+        if self.wanted.room(joined) < self.wanted.least:
+            raise UnavailableError("\n".join(self.missing.values()))
+        check_host_versions({name: supervisor.hosts[name]["versions"] for name in joined})
+        found = {name: resources_of(supervisor.hosts[name], self.wanted.gpus) for name in joined}
         self.plans = self.wanted.planned(found)
-        self._phase(f"{len(self.hosts)} host{'s' * (len(self.hosts) > 1)}")
+        self._phase(f"{len(joined)} host{'s' * (len(joined) > 1)}")
+        for why in self.missing.values():
+            self.report(f"{why}. The cluster starts without it")
         for plan in self.plans:
             supervisor.ask("start", self._left(), task=plan.to_dict())
 
@@ -327,7 +362,7 @@ class _Startup:
                 plan.rank,
                 plan.device,
                 keys,
-                **self._connected().place_of(plan.host),
+                **self.connected().place_of(plan.host),
                 cluster_id=self.folder.name,
             )
             for plan in self.plans
@@ -357,7 +392,7 @@ class _Startup:
 
     def _wait(self, what: str, wait: float = 0.05) -> None:
         """Let up to `wait` seconds pass; raise if a process has died, or at the deadline."""
-        supervisor = self._connected()
+        supervisor = self.connected()
         supervisor.listen(wait)
         ended = supervisor.ended()
         if supervisor.closed and not ended:
@@ -366,7 +401,7 @@ class _Startup:
             )
         for failed in supervisor.take("command_ended"):
             for host in failed["hosts"]:
-                raise UnavailableError(self.launcher.explain(host, failed["code"], failed["errors"]))
+                self.missing[host] = self.launcher.explain(host, failed["code"], failed["errors"])
         for waiting in supervisor.take("waiting"):
             self.report(waiting["reason"])
         for lost in supervisor.take("host_lost"):
@@ -400,6 +435,7 @@ class _Startup:
             "tasks": [info.to_dict() for info in roster],
             "versions": own_versions(),
             "asked": self.asked,
+            "slots": dict(self.wanted.slots) if self.hosts else {},
             "gpus": list(self.plans[0].gpus) if not self.hosts else [],
         }
 
@@ -410,7 +446,8 @@ class _Startup:
             self.supervisor.end(UNDO_SECONDS)
         remove_traces(self.folder, self.folder.name)
 
-    def _connected(self) -> SupervisorClient:
+    def connected(self) -> SupervisorClient:
+        """Return the connection to the supervisor, which has been started."""
         assert self.supervisor is not None
         return self.supervisor
 

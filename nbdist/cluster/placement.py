@@ -1,6 +1,7 @@
 """On which host each task of a cluster runs. Pure.
 
-    place(read_hosts("a:2,b:2"), workers=None, ps=1)           # ('a', 'a', 'b', 'b', 'a'), by rank
+    slots = worker_slots(read_hosts("a:2,b:2"), workers=None)
+    place(slots, ps=1)                                          # ('a', 'a', 'b', 'b', 'a'), by rank
 
 Workers fill the hosts in their order, so that neighbours in rank share a host, as in torchrun and MPI.
 Parameter servers and data tasks follow, in turn over the hosts. The client's own host has the name "".
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from nbdist.cluster.hosts import Host
 from nbdist.errors import InvalidArgumentError
+from nbdist.numbers import is_whole
 
 
 def worker_slots(hosts: Sequence[Host], workers: int | None) -> dict[str, int]:
@@ -29,7 +31,7 @@ def worker_slots(hosts: Sequence[Host], workers: int | None) -> dict[str, int]:
     {'a': 2, 'b': 1}
     """
     if workers is None:
-        return {host.name: host.slots or 1 for host in hosts}
+        return {host.name: 1 if host.slots is None else host.slots for host in hosts}
     open_hosts = [host.name for host in hosts if host.slots is None]
     left = workers - sum(host.slots or 0 for host in hosts)
     if left > 0 and not open_hosts:
@@ -48,14 +50,35 @@ def worker_slots(hosts: Sequence[Host], workers: int | None) -> dict[str, int]:
     return counts
 
 
-def place(hosts: Sequence[Host], workers: int | None, ps: int = 0, data: int = 0) -> tuple[str, ...]:
-    """Return the host of each task, by rank.
+def check_least(asked: int | None, workers: int, has_hosts: bool) -> int:
+    """Return the number of workers with which a cluster is ready: ``asked``, or all.
 
-    >>> place([Host("a", 2), Host("b", 1)], None, ps=2)
+    Raises InvalidArgumentError for a number that is not 1 to ``workers``, and for a cluster of one host.
+
+    >>> check_least(None, 4, True), check_least(1, 4, True)
+    (4, 1)
+    """
+    if asked is None:
+        return workers
+    if not has_hosts:
+        raise InvalidArgumentError(
+            f"min_workers={asked!r} is for clusters on several hosts, of which some may come later: leave it "
+            "out, or give hosts (--launcher ssh --hosts a:2,b:2)"
+        )
+    if not is_whole(asked, 1, workers):
+        raise InvalidArgumentError(
+            f"min_workers is a whole number of 1 to {workers}, the workers of all hosts, not {asked!r}"
+        )
+    return asked
+
+
+def place(slots: Mapping[str, int], ps: int = 0, data: int = 0) -> tuple[str, ...]:
+    """Return the host of each task, by rank; ``slots`` are the workers of each host.
+
+    >>> place({"a": 2, "b": 1}, ps=2)
     ('a', 'a', 'b', 'a', 'b')
     """
-    slots = worker_slots(hosts, workers)
-    names = [host.name for host in hosts]
+    names = list(slots)
     others = [names[number % len(names)] for number in range(ps + data)]
     return (*(name for name in names for _ in range(slots[name])), *others)
 

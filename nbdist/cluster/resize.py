@@ -29,7 +29,6 @@ from nbdist.cluster import task_setup as on_task
 from nbdist.cluster.affinity import worker_cores
 from nbdist.cluster.description import change_description, read_description
 from nbdist.cluster.folder import runs_on
-from nbdist.cluster.gpus import choose_gpus
 from nbdist.cluster.hub import EXIT_SECONDS, HubEngines, is_engine_death, write_ipyparallel_files
 from nbdist.cluster.launchers.registry import find_launcher
 from nbdist.cluster.placement import place_more
@@ -41,6 +40,7 @@ from nbdist.cluster.resources import (
     count_cores,
     parse_memory,
     plan_task,
+    resources_of,
     share_of,
 )
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
@@ -355,11 +355,8 @@ def grow(
         )
     if supervisor.hosts:
         gpus = description.asked.get("gpus", "auto")
-        hosts = {
-            name: HostResources(report["cores"], choose_gpus(gpus, report["gpus"]))
-            for name, report in supervisor.hosts.items()
-        }
-        slots = {host.name: host.slots or 1 for host in spec.hosts(description.asked) if host.name in hosts}
+        hosts = {name: resources_of(report, gpus) for name, report in supervisor.hosts.items()}
+        slots = {name: description.slots.get(name, 1) for name in hosts}
     else:
         count = 1 + max(index for index, _ in free_positions(tasks, workers))
         gpus = description.gpus

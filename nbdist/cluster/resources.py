@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.affinity import CORES_VARIABLE, format_cores
+from nbdist.cluster.gpus import choose_gpus
 from nbdist.errors import InvalidArgumentError
 from nbdist.numbers import is_whole
 
@@ -68,6 +69,17 @@ class HostResources:
     cores: int
     gpus: Sequence[str] = ()
     bound: Sequence[Sequence[int]] = ()
+
+
+def resources_of(report: Mapping[str, Any], gpus: str | int) -> HostResources:
+    """Return what another host gives a cluster, by its supervisor's report; ``gpus`` are those to use.
+
+    Raises InvalidArgumentError, with the host's name, for GPUs that it does not have.
+    """
+    try:
+        return HostResources(report["cores"], choose_gpus(gpus, report["gpus"]))
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"host {report['name']}: {error}") from None
 
 
 def plan_tasks(

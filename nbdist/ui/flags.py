@@ -156,6 +156,9 @@ START_FLAGS = {
     "--workers": Flag("workers", int, "N", "tasks that train (default 2, or what the hosts take)"),
     "--ps": Flag("ps", int, "N", "tasks that keep parameters (default 0)"),
     "--data": Flag("data", int, "N", "tasks that read data for the workers (default 0)"),
+    "--min-workers": Flag(
+        "min_workers", int, "N", "with hosts: workers that make the cluster ready; others join later"
+    ),
     "--launcher": Flag("launcher", str, "|".join(LAUNCHERS), describe_launchers()),
     **{
         one.flag: Flag(one.name, one.read, one.shows, f"with --launcher {launcher}: {one.help}")

@@ -13,10 +13,25 @@ import nbdist as nb
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.launch import start_cluster
 
+phases: list[str] = []
+
+
+def reports() -> list[str]:
+    """Return what has been reported of the start, and since."""
+    return phases
+
+
+def grown(workers: int, seconds: float = 60.0) -> list[str]:
+    """Wait until the cluster has so many workers."""
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while len(Cluster.current().tasks) < workers and time.monotonic() < deadline:
+        pause.wait(0.02)
+    return nodes(Cluster.current())
+
 
 def start(**options: Any) -> dict[str, Any]:
     """Start a cluster; return its phases, and the tasks' hosts by rank."""
-    phases: list[str] = []
+    phases.clear()
     cluster = start_cluster(report=phases.append, **options)
     return {"phases": [line.split(" ", 1)[0] for line in phases], "nodes": nodes(cluster)}
 
@@ -88,4 +103,9 @@ def stop() -> float:
     return time.monotonic() - begun
 
 
-serve({one.__name__: one for one in (start, run, train, kill, dead, restart, grow, shrink, rest, stop)})
+serve(
+    {
+        one.__name__: one
+        for one in (start, run, train, kill, dead, restart, grow, grown, shrink, reports, rest, stop)
+    }
+)

@@ -77,29 +77,22 @@ def test_a_host_that_does_not_come_is_one_sentence(client: Actor, ssh_hosts: Ssh
     assert "open the head's ports for this host" in text
 
 
-def test_the_tasks_of_a_host_that_is_gone_move_to_another(client: Actor, ssh_hosts: SshHosts) -> None:
-    client.do(do="start", launcher="ssh", hosts="host1:1,host2:1,host3:1")
+def test_the_tasks_of_lost_hosts_move_to_another(client: Actor, ssh_hosts: SshHosts) -> None:
+    assert "nodes" in (started := client.do(do="start", launcher="ssh", hosts="host1:1,host2:1,host3:1")), (
+        started
+    )
     ssh_hosts.power_off("host3")
-    *ended, seconds = client.do(do="dead", ranks=[2])
-    assert ended == ["host host3 was lost: it has ended, or was cut off from this one"]
-    assert seconds < limit(LOST_SECONDS)
-    told, *nodes = client.do(do="restart")
-    assert "its host host3 was lost: its process is on host1 now" in told
-    assert nodes == ["host1", "host2", "host1"]
-    assert client.do(do="train", strategy="multi_worker")["error"] is None
-    client.do(do="stop")
-
-
-def test_a_host_that_is_cut_off_ends_its_tasks_and_never_returns(client: Actor, ssh_hosts: SshHosts) -> None:
-    client.do(do="start", launcher="ssh", hosts="host1:1,host2:1")
     ssh_hosts.cut("host2")
-    *ended, seconds = client.do(do="dead", ranks=[1])
-    assert ended == ["host host2 was lost: it has ended, or was cut off from this one"]
+    *ended, seconds = client.do(do="dead", ranks=[1, 2])
+    lost = "host {} was lost: it has ended, or was cut off from this one"
+    assert ended == [lost.format("host2"), lost.format("host3")]
     assert seconds < limit(LOST_SECONDS)
-    assert until(lambda: not traces(ssh_hosts, "host2"), limit(LOST_SECONDS))
-    ssh_hosts.heal("host2")
-    nodes = client.do(do="restart")[1:]
-    assert nodes == ["host1", "host1"]
+    assert until(lambda: not traces(ssh_hosts, "host2"), limit(LOST_SECONDS))  # it has ended its tasks itself
+    ssh_hosts.heal("host2")  # and does not come back
+    told, *nodes = client.do(do="restart")
+    assert "its host host2 was lost: its process is on host1 now" in told
+    assert nodes == ["host1", "host1", "host1"]
+    assert client.do(do="train", strategy="multi_worker")["error"] is None
     client.do(do="stop")
 
 
@@ -120,4 +113,22 @@ def test_a_short_cut_costs_nothing(client: Actor, ssh_hosts: SshHosts) -> None:
         client.do(do="rest", seconds=2.0)
         ssh_hosts.heal(host)
         assert client.do(do="run", code="import os; os.getpid()") == pids
+    client.do(do="stop")
+
+
+def test_a_cluster_starts_with_enough_hosts_and_others_join_it(client: Actor, ssh_hosts: SshHosts) -> None:
+    ssh_hosts.stop_sshd("host2")
+    hosts = {"do": "start", "launcher": "ssh", "hosts": "host1:1,host2:2,host3:1"}
+    error, text = client.do(**hosts, min_workers=9)
+    assert (error, "a whole number of 1 to 4" in text) == ("InvalidArgumentError", True)
+    error, text = client.do(**hosts, min_workers=3)
+    assert (error, "nothing listens on port 2222" in text) == ("UnavailableError", True)
+    started = client.do(**hosts, min_workers=2)
+    assert started["nodes"] == ["host1", "host3"]
+    assert client.do(do="reports")[2].startswith("host host2: nothing listens on port 2222 of")
+    assert client.do(do="train", strategy="multi_worker")["error"] is None
+    ssh_hosts.restart_sshd("host2")
+    assert client.do(do="grown", workers=4) == ["host1", "host3", "host2", "host2"]
+    assert client.do(do="reports")[-1].startswith("host host2 has come: grown in ")
+    assert client.do(do="train", strategy="multi_worker")["error"] is None
     client.do(do="stop")

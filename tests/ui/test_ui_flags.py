@@ -81,6 +81,7 @@ def test_a_repeated_flag_is_refused(line: str, said: str) -> None:
     [
         ("--workers 3 --ps 1", {"workers": 3, "ps": 1}),
         ("--data 2", {"data": 2}),
+        ("--min-workers 2", {"min_workers": 2}),
         ("--launcher local", {"launcher": "local"}),
         ("--gpus auto", {"gpus": "auto"}),
         ("--gpus none", {"gpus": "none"}),

@@ -18,12 +18,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from socket import AF_INET
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nbdist.cluster.supervisor.process import CONTROLLER, ChildProcess, SupervisorProcess, read_line
-
-if TYPE_CHECKING:
-    from nbdist.cluster.launchers.spec import LauncherSpec
 
 # Imported once here, before the engines are forked. These are names and not import statements, because the
 # modules lie on higher floors. An import that fails here fails again, and is reported, where it is used.
@@ -110,7 +107,7 @@ def start_children(supervisor: SupervisorProcess) -> Callable[[], None] | None:
 
     supervisor.launcher_spec = spec = find_launcher(plan["launcher"])
     if hosts:
-        return start_hosts(supervisor, spec)
+        return start_hosts(supervisor)
     if spec.forks:
         preload()
     tasks = plan["tasks"]
@@ -130,7 +127,7 @@ def start_children(supervisor: SupervisorProcess) -> Callable[[], None] | None:
 EVERYWHERE = "0.0.0.0"
 
 
-def start_hosts(supervisor: SupervisorProcess, spec: LauncherSpec) -> Callable[[], None] | None:
+def start_hosts(supervisor: SupervisorProcess) -> Callable[[], None] | None:
     """Fork the relay, and run the commands that start the supervisors of other hosts."""
     from nbdist.cluster.supervisor.controller import hold_port
     from nbdist.cluster.supervisor.relay import run_head_relay
@@ -144,8 +141,8 @@ def start_hosts(supervisor: SupervisorProcess, spec: LauncherSpec) -> Callable[[
     if child:
         return child
     told = {name: plan[name] for name in ("cluster_id", "keys", "timeout")}
-    told |= {"heads": own_addresses(), "port": port, "versions": plan["versions"]}
-    supervisor.hosts.run_commands(spec.commands(plan["settings"], plan["hosts"]), told)
+    supervisor.hosts.plan = told | {"heads": own_addresses(), "port": port}
+    supervisor.hosts.bring_up(plan["hosts"])
     return None
 
 

@@ -261,6 +261,8 @@ class SupervisorClient:
                 self.exits[message["rank"]] = message
             case "host":
                 self.hosts[message["name"]] = message
+            case "host_lost":
+                self.hosts.pop(message["name"], None)
             case "forked":
                 self.pids = {int(rank): pid for rank, pid in message["pids"].items()}
             case "roster":

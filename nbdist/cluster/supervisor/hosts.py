@@ -67,6 +67,7 @@ class Hosts:
         self.by_name: dict[str, RemoteHost] = {}
         self.by_connection: dict[socket.socket, RemoteHost] = {}
         self.commands: list[Command] = []
+        self.plan: dict[str, Any] = {}  # what a host's supervisor has to know, for its standard input
         self._killed = False
         self.relay = 0  # the pid of the relay's process
 
@@ -76,11 +77,13 @@ class Hosts:
         self.relay = pid
         return become
 
-    def run_commands(self, commands: Sequence[HostCommand], plan: dict[str, Any]) -> None:
-        """Run the commands that start the hosts' supervisors, each with the plan on its standard input."""
-        for one in commands:
+    def bring_up(self, names: Sequence[str]) -> None:
+        """Run the commands that start the supervisors of hosts, each with the plan on its standard input."""
+        spec = self._supervisor.launcher_spec
+        assert spec is not None
+        for one in spec.commands(self._supervisor.plan["settings"], names):
             try:
-                self.commands.append(Command(one, plan, self._supervisor))
+                self.commands.append(Command(one, self.plan, self._supervisor))
             except OSError as error:
                 self._report_end(one.hosts, 127, f"{one.argv[0]}: {error.strerror}")
 

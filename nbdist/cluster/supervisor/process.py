@@ -331,6 +331,9 @@ class SupervisorProcess:
                 return {**now, "hosts": hosts}
             case "host":
                 return self.hosts.join(request, client)
+            case "bring_up":
+                self.hosts.bring_up([str(name) for name in request["hosts"]])
+                return {}
             case "ready":
                 while self.held_ports:  # the controller listens on these ports now
                     self.held_ports.pop().close()

@@ -11,13 +11,14 @@ which their engines have to reach in any case.
 A connection may break and be made again, so the lines are numbered. Each message carries the lines that the
 other side has not confirmed yet, and the number of lines received from it (`Outbox`); lines that arrive twice
 are dropped. Either side takes the other for lost after `LOST_SECONDS` without a message: the head then closes
-the host's connection, and refuses the host for good; the host's relay ends, and with it the host's tasks. So
-a host that is cut off for longer never returns as a second owner of its ranks.
+the host's connection, and refuses this incarnation of the host's relay for good; the relay ends, and with it
+the host's tasks. So a host that is cut off for longer never returns as a second owner of its ranks.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import selectors
 import socket
@@ -152,6 +153,7 @@ class HostRelay:
 
     def __init__(self, name: str, heads: Sequence[str], keys: ClusterKeys, supervisor: socket.socket) -> None:
         self.name, self.heads, self.keys = name, list(heads), keys
+        self.incarnation = secrets.token_hex(8)
         self.lines = Lines(supervisor)
         self.outbox = Outbox()
         self.peer: Peer | None = None
@@ -211,7 +213,8 @@ class HostRelay:
                 message = self.outbox.message()
                 ended = ends_at is not None and len(message["lines"]) == len(self.outbox.waiting)
                 with suppress(UnavailableError):
-                    peer.send("relay.lines", {"host": self.name, "ended": ended, **message})
+                    about = {"host": f"{self.name} {self.incarnation}", "ended": ended}
+                    peer.send("relay.lines", {**about, **message})
 
 
 def first_to_accept(addresses: Sequence[str], timeout: float) -> list[str]:
