@@ -24,7 +24,7 @@ from nbdist.wire.collective.call import CollectiveCall
 from nbdist.wire.collective.hierarchical import HierarchicalCollective
 from nbdist.wire.collective.local import LocalCollective, ThreadRendezvous
 from nbdist.wire.collective.ring import RingCollective
-from nbdist.wire.collective.schedule import host_groups
+from nbdist.wire.collective.schedule import Lanes, host_groups
 
 Array: TypeAlias = np.ndarray[Any, Any]
 PATIENCE_SECONDS = 60.0  # of real time, for a letter of another thread
@@ -161,11 +161,14 @@ def _groups(
         return [*_ring(everyone, hosts, clocks, cost, ends)]
     if kind != "hierarchical":
         raise InvalidArgumentError(f"no collective {kind!r} to rehearse; choose from ring, hierarchical")
-    broadcast_route = host_groups([str(host) for host in hosts])
-    leaders = [ranks[0] for ranks in broadcast_route]
-    rings = dict(zip(leaders, _ring(leaders, hosts, clocks, cost, ends), strict=True))
+    lanes = Lanes(host_groups([str(host) for host in hosts]))
+    rings: dict[int, RingCollective] = {}
+    for lane in range(lanes.count):
+        members = lanes.members(lane)
+        ring = _ring(members, hosts, clocks, cost, ends, lanes.count)
+        rings |= dict(zip(members, ring, strict=True))
     groups: dict[int, Collective] = {}
-    for ranks in broadcast_route:
+    for ranks in lanes.hosts:
         labels = rank_labels([f"worker {rank}" for rank in ranks])
         rendezvous = VirtualRendezvous(labels, [clocks[rank] for rank in ranks], cost)
         for place, rank in enumerate(ranks):
@@ -180,10 +183,11 @@ def _ring(
     clocks: Sequence[Clock],
     cost: Cost,
     ends: list[VirtualNeighbours],
+    rings: int = 1,
 ) -> list[RingCollective]:
-    """Return a ring of some ranks, and add their ends to `ends`."""
+    """Return a ring of some ranks, one of several, and add their ends to `ends`."""
     at = [hosts[rank] for rank in ranks]
-    ways, queues = edges(at, cost), [SimpleQueue[Any]() for _ in ranks]
+    ways, queues = edges(at, cost, rings), [SimpleQueue[Any]() for _ in ranks]
     ring = []
     for place, rank in enumerate(ranks):
         following = (place + 1) % len(ranks)

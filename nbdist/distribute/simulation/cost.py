@@ -83,6 +83,8 @@ class Cost:
             return 0.0
         if what == "all_reduce":  # pieces out, own share combined, results handed out and copied in
             moved = ranks * 5 * nbytes - 2 * nbytes
+        elif what == "reduce_scatter":  # the first two of these three
+            moved = ranks * 3 * nbytes + nbytes
         elif what == "all_gather":
             moved = 2 * ranks * nbytes * (1 + ranks)
         elif what == "broadcast":

@@ -16,8 +16,8 @@ import numpy as np
 from nbdist.distribute.simulation.cost import Cost
 from nbdist.distribute.simulation.report import Traffic
 from nbdist.errors import InvalidArgumentError
-from nbdist.wire.collective.call import CollectiveCall, describe
-from nbdist.wire.collective.schedule import AGREEMENT, BEGIN, Phase, RingSchedule, host_groups, phases
+from nbdist.wire.collective.call import REDUCING, CollectiveCall, describe
+from nbdist.wire.collective.schedule import AGREEMENT, BEGIN, Lanes, Phase, RingSchedule, host_groups
 
 Array: TypeAlias = np.ndarray[Any, Any]
 BYTES = np.dtype(np.uint8)
@@ -30,12 +30,15 @@ def all_reduce(count: int, dtype: np.dtype[Any], size: int) -> CollectiveCall:
 
 
 class SimulatedRing:
-    """Ranks in a ring, each with a clock; `hosts` are where they are. Ranks of a host share its link."""
+    """Ranks in a ring, each with a clock; `hosts` are where they are. Ranks of a host share its link.
 
-    def __init__(self, hosts: Sequence[int], cost: Cost, traffic: Traffic) -> None:
+    So do the ranks of `rings` rings that run at once, one on each host.
+    """
+
+    def __init__(self, hosts: Sequence[int], cost: Cost, traffic: Traffic, rings: int = 1) -> None:
         self.size, self._cost, self._traffic = len(hosts), cost, traffic
         self._hosts = list(hosts)
-        self._edges = edges(hosts, cost)
+        self._edges = edges(hosts, cost, rings)
         self._free = np.zeros(self.size)
 
     def run(self, call: CollectiveCall, clocks: Array) -> Array:
@@ -70,34 +73,47 @@ class SimulatedRing:
 
 
 class SimulatedHierarchy:
-    """Ranks on hosts: memory inside each, a ring of their leaders."""
+    """Ranks on hosts: memory inside each, and lanes between them, which share the links."""
 
     def __init__(self, hosts: Sequence[int], cost: Cost, traffic: Traffic) -> None:
         self._cost = cost
-        self._hosts = host_groups([str(host) for host in hosts])
-        self._leaders = np.array([ranks[0] for ranks in self._hosts])
-        self._ring = SimulatedRing([hosts[rank] for rank in self._leaders], cost, traffic)
+        self._lanes = Lanes(host_groups([str(host) for host in hosts]))
+        members = [self._lanes.members(lane) for lane in range(self._lanes.count)]
+        at = [hosts[rank] for rank in members[0]]
+        self._rings = [(np.array(ranks), SimulatedRing(at, cost, traffic, len(members))) for ranks in members]
 
     def run(self, call: CollectiveCall, clocks: Array) -> Array:
         """Return when each rank is done, given when each begins."""
         clocks = clocks.copy()
+        everyone = range(len(self._lanes.hosts))
         for phase in AGREEMENT:
-            self._do(phase, BYTES, "", clocks)
-        for phase in phases(call, self._hosts, 0):
-            self._do(phase, call.work, "sum", clocks)
+            if phase.among == "leaders":
+                self._between(phase, BYTES, self._rings[:1], clocks)
+            else:
+                for host in everyone:
+                    self._inside(host, phase, BYTES, clocks)
+        plans = [self._lanes.plan(call, host) for host in everyone]
+        for host, plan in enumerate(plans):
+            for phase in plan.collect:
+                self._inside(host, phase, call.work, clocks)
+        self._between(plans[0].between, call.work, self._rings, clocks)
+        for host, plan in enumerate(plans):
+            for phase in plan.spread:
+                self._inside(host, phase, call.work, clocks)
         return clocks
 
-    def _do(self, phase: Phase, dtype: np.dtype[Any], op: str, clocks: Array) -> None:
-        if phase.among == "leaders":
-            part = _part(phase, dtype, op, len(self._hosts))
-            clocks[self._leaders] = self._ring.run(part, clocks[self._leaders])
-            return
-        nbytes = phase.items * dtype.itemsize
-        for ranks in self._hosts:
-            if len(ranks) > 1:
-                clocks[ranks] = clocks[ranks].max() + self._cost.shared_memory_s(
-                    phase.what, nbytes, len(ranks)
-                )
+    def _between(
+        self, phase: Phase, dtype: np.dtype[Any], rings: Sequence[tuple[Array, SimulatedRing]], clocks: Array
+    ) -> None:
+        part = _part(phase, dtype, len(self._lanes.hosts))
+        for ranks, ring in rings:
+            clocks[ranks] = ring.run(part, clocks[ranks])
+
+    def _inside(self, host: int, phase: Phase, dtype: np.dtype[Any], clocks: Array) -> None:
+        ranks = list(self._lanes.hosts[host])
+        if len(ranks) > 1:
+            nbytes = phase.items * dtype.itemsize
+            clocks[ranks] = clocks[ranks].max() + self._cost.shared_memory_s(phase.what, nbytes, len(ranks))
 
 
 @dataclass(frozen=True)
@@ -108,8 +124,11 @@ class Edges:
     latency: Array
 
 
-def edges(hosts: Sequence[int], cost: Cost) -> Edges:
-    """Return what a ring's edges are like; those that leave or enter one host share its link evenly."""
+def edges(hosts: Sequence[int], cost: Cost, rings: int = 1) -> Edges:
+    """Return what a ring's edges are like; those that leave or enter one host share its link evenly.
+
+    So do the edges of several `rings` on these hosts.
+    """
     pairs = [(host, hosts[(rank + 1) % len(hosts)]) for rank, host in enumerate(hosts)]
     out: dict[int, int] = {}
     into: dict[int, int] = {}
@@ -120,7 +139,7 @@ def edges(hosts: Sequence[int], cost: Cost) -> Edges:
     rates, latencies = [], []
     for source, target in pairs:
         crosses = source != target
-        shared = cost.link_bytes_per_s / max(out[source], into[target]) if crosses else 0.0
+        shared = cost.link_bytes_per_s / rings / max(out[source], into[target]) if crosses else 0.0
         rates.append(shared if crosses else cost.memory_bytes_per_s)
         latencies.append(cost.latency_s if crosses else 0.0)
     return Edges(np.array(rates), np.array(latencies))
@@ -132,8 +151,8 @@ def _way(call: CollectiveCall) -> RingSchedule:
 
 
 @lru_cache(maxsize=64)
-def _part(phase: Phase, dtype: np.dtype[Any], op: str, size: int) -> CollectiveCall:
-    return describe(phase.what, (phase.items,), dtype, size, op if phase.what == "all_reduce" else "")
+def _part(phase: Phase, dtype: np.dtype[Any], size: int) -> CollectiveCall:
+    return describe(phase.what, (phase.items,), dtype, size, "sum" if phase.what in REDUCING else "")
 
 
 @lru_cache(maxsize=64)

@@ -74,7 +74,7 @@ def simulate(
 
     >>> report = simulate("ring", workers=4, model_bytes=4 << 20, cost=Cost(spread=0))
     >>> report.messages, round(report.bytes / (4 << 20), 1)
-    (120, 6.0)
+    (72, 6.0)
     """
     hosts = workers if hosts is None else hosts
     cost = cost or Cost()
@@ -117,7 +117,7 @@ def compare(
     """Return a report on each strategy, with each of some numbers of servers; the fastest comes first.
 
     >>> print(compare(16, hosts=2, model_bytes=100_000_000, cost=Cost(compute_s=1))[0])
-    hierarchical: 14.66 batches/s (92%), 834 messages and 100 MB through the busiest link in a step
+    hierarchical: 14.68 batches/s (92%), 1,122 messages and 100 MB through the busiest link in a step
     """
     plans = [(name, count) for name in STRATEGIES for count in ((0,) if name in REDUCERS else servers)]
     reports = [simulate(name, workers, count, model_bytes, hosts, cost) for name, count in plans]

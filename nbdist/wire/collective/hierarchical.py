@@ -1,40 +1,48 @@
-"""Collectives of ranks on several hosts: shared memory within a host, a ring of sockets between hosts.
+"""Collectives of ranks on several hosts: shared memory within a host, rings of sockets between hosts.
 
-The first rank of each host is its leader. An all-reduce combines the values within every host, then the
-leaders' ring combines the hosts' results, then each leader broadcasts the result on its host.
+Rank number i of each host is in lane i, a ring. An all-reduce is a reduce-scatter within every host, an
+all-reduce of each lane on its share, and an all-gather within every host.
 """
 
 # Design.
 #
 # Two-level collectives as in MPI libraries for clusters of shared-memory nodes (Karonis et al. 2000,
-# "Exploiting Hierarchy in Parallel Computer Networks to Optimize Collective Operation Performance"). A value
-# crosses the network once per host, not once per rank; a round of the ring of H leaders takes 2 (H - 1)
-# messages per leader, where one ring of all n ranks takes 2 (n - 1) per rank.
+# "Exploiting Hierarchy in Parallel Computer Networks to Optimize Collective Operation Performance"), with all
+# ranks of a host as senders (Traeff and Hunold 2020, "Decomposing MPI Collectives for Exploiting Multi-lane
+# Communication"). A value crosses the network once per host, not once per rank. Each lane carries its share,
+# so that all ranks of a host encrypt, send and add, and not only one of them.
 #
-# A call consists of calls of two inner groups (schedule.py lists them as phases): the host's group (shared
-# memory, or one rank alone) and the leaders' ring.
+# A call consists of calls of two inner groups (schedule.py has the plan of each host): the host's group
+# (shared memory, or one rank alone) and the rank's lane.
 #
-#     agreement    host: all-gather of the call's text | leaders: all-gather of it | host: barrier
-#     all_reduce   host: all-reduce                    | leaders: all-reduce       | host: broadcast
-#     broadcast    the root's host: broadcast | leaders: broadcast | the other hosts: broadcast
+#     agreement       host: all-gather of the call's text | leaders (lane 0): all-gather of it | host: barrier
+#     all_reduce      host: reduce-scatter        | lanes: all-reduce     | host: all-gather
+#     reduce_scatter  host: reduce-scatter        | lanes: reduce-scatter |
+#     all_gather                                  | lanes: all-gather     | host: all-gather
+#     broadcast       the root's host: broadcast  | lanes: broadcast      | the other hosts: all-gather
 #
-# Waiting. A rank waits for its host's ranks only. A leader waits for its host, then for the
-# leaders of all hosts, then for its host again. The barrier that ends the agreement is the point that a rank
-# passes only after its leader has compared its call with those of all hosts: within a host all ranks compare
-# all texts, between hosts the leaders compare theirs, so no value moves before all ranks agree.
+# Hosts with different numbers of ranks. There are as many lanes as the smallest host has ranks. A larger host
+# all-reduces where others reduce-scatter, and the ranks of its lanes broadcast what others all-gather; for an
+# all-gather it collects the values of its ranks first. Lanes carry blocks of one size, padded with zeros.
+#
+# Waiting. A rank waits for its host's ranks, then for its lane, then for its host again. The barrier that
+# ends the agreement is the point that a rank passes only after its leader has compared its call with those of
+# all hosts: within a host all ranks compare all texts, between hosts the leaders compare theirs, so no value
+# moves before all ranks agree.
 #
 # Rounds. The phases of one call, and of consecutive calls, are consecutive calls of the inner groups, which
 # keep their own rounds apart (sync.py, ring.py). Nothing is added here.
 #
-# Failures. A leader waits in one inner group while the other one breaks; so each inner group also checks the
+# Failures. A rank waits in one inner group while the other one breaks; so each inner group also checks the
 # other one (`also_check`) at its usual interval. A rank that fails breaks both of its groups with the reason
-# (`_announce_failure`), and a leader passes the reason on from one group to the other when it raises it.
+# (`_announce_failure`), and passes the reason on from one group to the other when it raises it.
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -52,59 +60,55 @@ from nbdist.wire.collective.base import (
 from nbdist.wire.collective.call import CollectiveCall, flat
 from nbdist.wire.collective.local import LocalEndpoint
 from nbdist.wire.collective.ring import RingCollective, RingEndpoint
-from nbdist.wire.collective.schedule import AGREEMENT, TEXT_BYTES, Phase, host_groups, phases
+from nbdist.wire.collective.schedule import (
+    AGREEMENT,
+    TEXT_BYTES,
+    HostPlan,
+    Lanes,
+    Phase,
+    host_groups,
+    most_items,
+)
 from nbdist.wire.collective.shm.collective import ShmCollective, ShmEndpoint
 from nbdist.wire.rpc.frame import Array
 
 
 class HierarchicalCollective(Collective):
-    """A rank of a group on several hosts; only leaders have a `ring`."""
+    """A rank of a group on several hosts; `lane` is None for a rank that is in none."""
 
     kind = "hierarchical"
     over_network = True
 
-    def __init__(self, member: Member, inner: Collective, ring: RingCollective | None) -> None:
+    def __init__(self, member: Member, inner: Collective, lane: RingCollective | None) -> None:
         super().__init__(member.rank, member.labels, member.check)
-        self._inner, self._ring = inner, ring
+        self._inner, self._lane = inner, lane
         inner.parent = self
-        if ring is not None:
-            ring.parent = self
-        self._hosts = host_groups(member.hosts)
-        self._host = next(number for number, ranks in enumerate(self._hosts) if member.rank in ranks)
-        self.notes += [*inner.notes, *(ring.notes if ring is not None else [])]
-        if ring is not None and isinstance(inner, ShmCollective):
-            # A leader waits in one of its groups; a failure of the other one has to end the wait.
-            ring.also_check(inner.check)
-            inner.also_check(ring.check)
+        if lane is not None:
+            lane.parent = self
+        self._lanes = Lanes(host_groups(member.hosts))
+        self._host = next(n for n, ranks in enumerate(self._lanes.hosts) if member.rank in ranks)
+        self._number = self._lanes.hosts[self._host].index(member.rank)
+        self.notes += [*inner.notes, *(lane.notes if lane is not None else [])]
+        if lane is not None and isinstance(inner, ShmCollective):
+            # A rank waits in one of its groups; a failure of the other one has to end the wait.
+            lane.also_check(inner.check)
+            inner.also_check(lane.check)
 
     def _perform(self, call: CollectiveCall, x: Array, out: Array) -> None:
         try:
             begun = time.perf_counter()
             self._agree(call)
             self.waited += time.perf_counter() - begun
-            if call.what == "all_gather":
+            if call.what == "all_reduce":
+                self._all_reduce(call, x, out)
+            elif call.what == "reduce_scatter":
+                self._reduce_scatter(call, x, out)
+            elif call.what == "all_gather":
                 self._all_gather(call, x, out)
             elif call.what == "broadcast":
-                np.copyto(out, self._broadcast(call, x))
-            elif call.what != "barrier":
-                rows = slice(*call.rows(self.rank)) if call.what == "reduce_scatter" else ...
-                np.copyto(out, self._reduced(call, x)[rows], casting="same_kind")
+                self._broadcast(call, x, out)
         except NbdistError as error:
             raise GroupBroken.by(type(error).__name__, str(error)) from None
-
-    def _do(self, phase: Phase, x: Array, op: str = "", out: Array | None = None) -> Array:
-        """Execute one phase of a call; ranks that are not leaders skip the leaders' phases."""
-        group = self._inner if phase.among == "host" else self._ring
-        if group is None:
-            return x
-        if phase.what == "all_reduce":
-            return group.all_reduce(x, op, out)
-        if phase.what == "all_gather":
-            return group.all_gather(x, out)
-        if phase.what == "broadcast":
-            return group.broadcast(x, phase.root, out)
-        group.barrier()
-        return x
 
     def _agree(self, call: CollectiveCall) -> None:
         """Compare the calls of all ranks, by their texts, before any value moves."""
@@ -112,78 +116,153 @@ class HierarchicalCollective(Collective):
         raw = call.text.encode()[:TEXT_BYTES]
         text[: len(raw)] = np.frombuffer(raw, np.uint8)
         here, between, barrier = AGREEMENT
-        self._compare(self._hosts[self._host], self._do(here, text))
-        if self._ring is not None:
-            self._compare([ranks[0] for ranks in self._hosts], self._do(between, text))
+        self._compare(self._lanes.hosts[self._host], self._do(here, text))
+        if self._number == 0:
+            self._compare(self._lanes.members(0), self._do(between, text))
         self._do(barrier, text)
 
     def _compare(self, ranks: Sequence[int], texts: Array) -> None:
         calls = {rank: text.tobytes().rstrip(b"\0").decode() for rank, text in zip(ranks, texts)}
         GroupBroken.raise_unless_same(calls, self.sequence, self.labels)
 
-    def _reduced(self, call: CollectiveCall, x: Array) -> Array:
-        op = "sum" if call.op == "mean" else call.op
-        first, *others = phases(call, self._hosts, self._host)
-        value = self._do(first, flat(call, x), op)
-        for phase in others:
-            self._do(phase, value, op, out=value)
-        if call.op == "mean":
-            np.true_divide(value, call.divisor, out=value)
-        return value.reshape(call.shape)
+    def _all_reduce(self, call: CollectiveCall, x: Array, out: Array) -> None:
+        given = self._shares(flat(call, x))
+        direct = out.flags.c_contiguous and out.dtype == call.work and out.size == given.size
+        taken = out.reshape(given.shape) if direct else np.empty_like(given)
+        plan = self._lanes.plan(call, self._host)
+        self._between(call, plan, self._collected(call, plan, given), taken)
+        if not direct:
+            np.copyto(out, taken.reshape(-1)[: call.count].reshape(call.shape), casting="same_kind")
 
-    def _broadcast(self, call: CollectiveCall, x: Array) -> Array:
-        value = np.array(x, call.work, order="C")
-        for phase in phases(call, self._hosts, self._host):
-            self._do(phase, value, out=value)
-        return value
+    def _reduce_scatter(self, call: CollectiveCall, x: Array, out: Array) -> None:
+        lanes, row = self._lanes, prod(call.shape[1:])
+        items = flat(call, x)
+        given = np.zeros((lanes.count, len(lanes.hosts), lanes.turns, most_items(call)), call.work)
+        for rank, lane, host, turn in lanes.places():
+            low, high = call.rows(rank)
+            given[lane, host, turn, : (high - low) * row] = items[low * row : high * row]
+        taken = np.empty((lanes.count, *given.shape[2:]), call.work)
+        plan = lanes.plan(call, self._host)
+        self._between(call, plan, self._collected(call, plan, given), taken)
+        own = taken[self._number % lanes.count, self._number // lanes.count, : out.size]
+        np.copyto(out, own.reshape(out.shape), casting="same_kind")
 
     def _all_gather(self, call: CollectiveCall, x: Array, out: Array) -> None:
-        gather, between, broadcast = phases(call, self._hosts, self._host)
-        most = max(map(len, self._hosts))
-        here = np.zeros((most, call.count), call.work)
-        self._do(gather, flat(call, x), out=here[: len(self._hosts[self._host])])
-        everything = np.empty((len(self._hosts), *here.shape), call.work)
-        self._do(between, here, out=everything)
-        self._do(broadcast, everything, out=everything)
-        for ranks, values in zip(self._hosts, everything):
-            for rank, value in zip(ranks, values):
-                out[rank, ...] = value.reshape(call.shape)
+        lanes = self._lanes
+        plan = lanes.plan(call, self._host)
+        here = flat(call, x)[np.newaxis]
+        for phase in plan.collect:
+            here = self._do(phase, here[0])[self._number % lanes.count :: lanes.count]
+        given = np.zeros((lanes.turns, call.count), call.work)
+        given[: len(here)] = here
+        taken = np.empty((lanes.count, len(lanes.hosts), *given.shape), call.work)
+        self._between(call, plan, given, taken)
+        for rank, lane, host, turn in lanes.places():
+            out[rank, ...] = taken[lane, host, turn].reshape(call.shape)
+
+    def _broadcast(self, call: CollectiveCall, x: Array, out: Array) -> None:
+        plan = self._lanes.plan(call, self._host)
+        value = flat(call, x)
+        for phase in plan.collect:
+            value = self._do(phase, value)
+        taken = self._shares(value)
+        if np.may_share_memory(taken, x):
+            taken = taken.copy()
+        if self._lane is not None:
+            self._do(plan.between, taken[self._number], out=taken[self._number])
+        self._spread(plan, taken)
+        np.copyto(out, taken.reshape(-1)[: call.count].reshape(call.shape))
+
+    def _shares(self, items: Array) -> Array:
+        """Return items as one row for each lane, with zeros after them if they do not fill the last one."""
+        lanes = self._lanes.count
+        if items.size % lanes:
+            padded = np.zeros(-(-items.size // lanes) * lanes, items.dtype)
+            padded[: items.size] = items
+            items = padded
+        return items.reshape(lanes, -1)
+
+    def _collected(self, call: CollectiveCall, plan: HostPlan, given: Array) -> Array:
+        """Return the host's reduction of what its ranks give to this rank's lane."""
+        number = 0
+        for phase in plan.collect:
+            given = self._do(phase, given, _op(call))
+            number = self._number % len(given)  # 0 after a reduce-scatter, which returns one row
+        share: Array = given[number]
+        return share
+
+    def _between(self, call: CollectiveCall, plan: HostPlan, given: Array, taken: Array) -> None:
+        """Execute the call of this rank's lane, and bring all lanes' results into the rows of `taken`."""
+        if self._lane is not None:
+            row = taken[self._number]
+            out = row[np.newaxis] if call.what == "reduce_scatter" else row
+            self._do(plan.between, given, _op(call), out)
+            if call.op == "mean":
+                np.true_divide(row, call.divisor, out=row)
+        self._spread(plan, taken)
+
+    def _spread(self, plan: HostPlan, taken: Array) -> None:
+        """Bring the lanes' rows to all ranks of this host."""
+        for phase in plan.spread:
+            if phase.what == "all_gather":
+                self._do(phase, taken[self._number], out=taken)
+            else:
+                self._do(phase, taken[phase.root], out=taken[phase.root])
+
+    def _do(self, phase: Phase, x: Array, op: str = "", out: Array | None = None) -> Array:
+        """Execute one phase of a call in the inner group that it is for."""
+        group = self._inner if phase.among == "host" else self._lane
+        assert group is not None
+        if phase.what == "all_reduce":
+            return group.all_reduce(x, op, out)
+        if phase.what == "reduce_scatter":
+            return group.reduce_scatter(x, op, out)
+        if phase.what == "all_gather":
+            return group.all_gather(x, out)
+        if phase.what == "broadcast":
+            return group.broadcast(x, phase.root, out)
+        group.barrier()
+        return x
 
     def check(self) -> None:
-        """Raise the failure of the host's group or the ring, if there is one; never waits."""
+        """Raise the failure of the host's group or the lane, if there is one; never waits."""
         self._inner.check()
-        if self._ring is not None:
-            self._ring.check()
+        if self._lane is not None:
+            self._lane.check()
 
     def peek(self) -> str:
-        """Return the state of the ranks of this host, and of the other leaders."""
-        return self._inner.peek() or ("" if self._ring is None else self._ring.peek())
+        """Return the state of the ranks of this host, and of the others in this rank's lane."""
+        return self._inner.peek() or ("" if self._lane is None else self._lane.peek())
 
     def _announce_failure(self, failure: GroupFailure) -> None:
-        if self._ring is not None:
-            self._ring.break_with(failure)
+        if self._lane is not None:
+            self._lane.break_with(failure)
         self._inner.break_with(failure)
 
     def _release(self) -> None:
-        if self._ring is not None:
-            self._ring.close()
+        if self._lane is not None:
+            self._lane.close()
         self._inner.close()
 
 
+def _op(call: CollectiveCall) -> str:
+    """Return the op of the inner calls: a mean is divided once, in the lanes."""
+    return "sum" if call.op == "mean" else call.op
+
+
 class HierarchicalEndpoint(Endpoint):
-    """A rank's endpoint on its host, and a leader's endpoint in the ring."""
+    """A rank's endpoint on its host, and its endpoint in its lane."""
 
     def __init__(self, member: Member) -> None:
-        # The host's group and the ring share the check, because a rank waits in one of them.
+        # The host's group and the lane share the check, because a rank waits in one of them.
         self._member = member = replace(member, check=AbortCheck.of(member.check))
-        ranks = next(ranks for ranks in host_groups(member.hosts) if member.rank in ranks)
-        inner = _part(member, ranks)
-        self._ranks = ranks
-        self._leaders = [ranks[0] for ranks in host_groups(member.hosts)]
-        self._inner: Endpoint = LocalEndpoint(inner) if len(ranks) == 1 else ShmEndpoint(inner)
+        lanes = Lanes(host_groups(member.hosts))
+        self._ranks = next(ranks for ranks in lanes.hosts if member.rank in ranks)
+        inner, number = _part(member, self._ranks), self._ranks.index(member.rank)
+        self._inner: Endpoint = LocalEndpoint(inner) if len(self._ranks) == 1 else ShmEndpoint(inner)
+        self._members = lanes.members(number) if number < lanes.count else []
         try:
-            leads = member.rank in self._leaders
-            self._ring = RingEndpoint(_part(member, self._leaders)) if leads else None
+            self._lane = RingEndpoint(_part(member, self._members)) if self._members else None
         except BaseException:
             self._inner.close()
             raise
@@ -194,43 +273,43 @@ class HierarchicalEndpoint(Endpoint):
         return {
             "incarnation": self._member.incarnation,
             "inner": self._inner.info,
-            "ring": self._ring.info if self._ring is not None else None,
+            "lane": self._lane.info if self._lane is not None else None,
         }
 
     def join(self, infos: Sequence[dict[str, Any]], timeout: float = 30.0) -> Collective:
-        """Connect to the ranks of this host; leaders then connect to the other hosts' leaders."""
+        """Connect to the ranks of this host, then to those of the same lane on other hosts."""
         try:
             check_same_group(self._member, infos)
             inner = self._inner.join([infos[rank]["inner"] for rank in self._ranks], timeout)
         except BaseException:
             self.close()
             raise
-        ring: Collective | None = None
+        lane: Collective | None = None
         try:
-            if self._ring is not None:
-                ring = self._ring.join([infos[rank]["ring"] for rank in self._leaders], timeout)
+            if self._lane is not None:
+                lane = self._lane.join([infos[rank]["lane"] for rank in self._members], timeout)
             inner.barrier()
         except BaseException as error:
             inner.abort(f"the hosts could not be connected: {error}")
             inner.close()
-            if ring is not None:
-                ring.close()
+            if lane is not None:
+                lane.close()
             raise
-        assert ring is None or isinstance(ring, RingCollective)
-        return HierarchicalCollective(self._member, inner, ring)
+        assert lane is None or isinstance(lane, RingCollective)
+        return HierarchicalCollective(self._member, inner, lane)
 
     def close(self) -> None:
         """Close both endpoints."""
         self._inner.close()
-        if self._ring is not None:
-            self._ring.close()
+        if self._lane is not None:
+            self._lane.close()
 
 
 def _part(member: Member, ranks: Sequence[int]) -> Member:
     """Return a rank's Member of a part of the group; ranks keep their numbers in error messages."""
     return replace(
         member,
-        rank=ranks.index(member.rank) if member.rank in ranks else 0,
+        rank=ranks.index(member.rank),
         hosts=tuple(member.hosts[rank] for rank in ranks),
         names=tuple(member.names[rank] for rank in ranks),
         numbers=tuple(ranks),

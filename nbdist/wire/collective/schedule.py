@@ -2,7 +2,7 @@
 
     schedule = RingSchedule.of(call)
     for number, step in schedule.actions(): ...        # the actions of every rank of a ring, in order
-    phases(call, host_groups(hosts), host)             # the phases of a hierarchical call on one host
+    Lanes(host_groups(hosts)).plan(call, host)         # the phases of a hierarchical call on one host
 
 The ring and the hierarchical collectives follow these schedules, and so do their simulations.
 """
@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Literal, NamedTuple
 
 from nbdist.wire.collective.call import REDUCING, CollectiveCall
 
-CHUNK_BYTES = 1 << 18
+CHUNK_BYTES = 1 << 19
 ROUNDS_IN_FLIGHT = 4  # rounds
 BEGIN = -1
 TEXT_BYTES = 512
@@ -118,25 +119,25 @@ def chunk_items(call: CollectiveCall) -> int:
     return max(1, CHUNK_BYTES // max(1, call.work.itemsize))
 
 
-def host_groups(hosts: Sequence[str]) -> list[list[int]]:
+def host_groups(hosts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Return the ranks of each host, in order; the first of each is the leader.
 
     >>> host_groups(["a", "b", "a"])
-    [[0, 2], [1]]
+    ((0, 2), (1,))
     """
     by_host: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
         by_host.setdefault(host, []).append(rank)
-    return list(by_host.values())
+    return tuple(map(tuple, by_host.values()))
 
 
 class Phase(NamedTuple):
-    """A part of a hierarchical call: a call of the ranks of each host, or of the leaders of all hosts.
+    """A part of a hierarchical call: a call of the ranks of a host, of the hosts' leaders, or of each lane.
 
     `items` is the number of items of each rank; `root` is a rank of the inner group, -1 if there is none.
     """
 
-    among: Literal["host", "leaders"]
+    among: Literal["host", "leaders", "lanes"]
     what: str
     items: int
     root: int = -1
@@ -150,35 +151,100 @@ AGREEMENT = (
 """The phases that compare the calls of all ranks, as texts in bytes, before any value moves."""
 
 
-def phases(call: CollectiveCall, hosts: Sequence[Sequence[int]], host: int) -> tuple[Phase, ...]:
-    """Return the phases of a call on one host, after the agreement.
+@dataclass(frozen=True)
+class Lanes:
+    """The lanes of a group on several hosts: lane i is a ring of one rank of each host.
 
-    A value crosses the network once per host, not once per rank.
-
-    >>> from nbdist.wire.collective.call import describe
-    >>> import numpy as np
-    >>> call = describe("all_reduce", (9,), np.dtype("f4"), size=3, op="sum")
-    >>> [f"{phase.what} among {phase.among}" for phase in phases(call, [[0, 1], [2]], 0)]
-    ['all_reduce among host', 'all_reduce among leaders', 'broadcast among host']
+    There are as many as the smallest host has ranks. Rank number j of a host is in lane j if there is one;
+    another rank's values go through lane j modulo the number of lanes.
     """
-    count = call.count
-    if call.what in REDUCING:
-        return (
-            Phase("host", "all_reduce", count),
-            Phase("leaders", "all_reduce", count),
-            Phase("host", "broadcast", count, 0),
-        )
-    if call.what == "broadcast":
-        where = next(number for number, ranks in enumerate(hosts) if call.root in ranks)
-        between = Phase("leaders", "broadcast", count, where)
-        if where == host:
-            return (Phase("host", "broadcast", count, hosts[where].index(call.root)), between)
-        return (between, Phase("host", "broadcast", count, 0))
-    if call.what == "all_gather":
-        most = max(map(len, hosts))  # rows: the number of ranks of the largest host
-        return (
-            Phase("host", "all_gather", count),
-            Phase("leaders", "all_gather", most * count),
-            Phase("host", "broadcast", len(hosts) * most * count, 0),
-        )
-    return ()
+
+    hosts: tuple[tuple[int, ...], ...]
+    """The ranks of each host."""
+
+    @cached_property
+    def count(self) -> int:
+        """How many lanes there are."""
+        return min(map(len, self.hosts))
+
+    @cached_property
+    def turns(self) -> int:
+        """How many ranks of the largest host share a lane."""
+        return -(-max(map(len, self.hosts)) // self.count)
+
+    def members(self, lane: int) -> list[int]:
+        """Return the ranks of a lane, one of each host."""
+        return [ranks[lane] for ranks in self.hosts]
+
+    def places(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield every rank with its lane, its host and its turn among the host's ranks of that lane.
+
+        >>> list(Lanes(((0, 2), (1,))).places())
+        [(0, 0, 0, 0), (2, 0, 0, 1), (1, 0, 1, 0)]
+        """
+        for host, ranks in enumerate(self.hosts):
+            for number, rank in enumerate(ranks):
+                yield rank, number % self.count, host, number // self.count
+
+    def plan(self, call: CollectiveCall, host: int) -> HostPlan:
+        """Return the phases of a call on one host, after the agreement.
+
+        A value crosses the network once per host, not once per rank.
+
+        >>> from nbdist.wire.collective.call import describe
+        >>> import numpy as np
+        >>> call = describe("all_reduce", (9,), np.dtype("f4"), size=4, op="sum")
+        >>> plan = Lanes(((0, 1), (2, 3))).plan(call, 0)
+        >>> [f"{phase.what} of {phase.items} among {phase.among}" for phase in plan.phases]
+        ['reduce_scatter of 10 among host', 'all_reduce of 5 among lanes', 'all_gather of 5 among host']
+        """
+        ranks, lanes = len(self.hosts[host]), self.count
+        alone, even = ranks == 1, ranks == lanes
+        width = -(-call.count // lanes)
+        root = -1
+        collect: tuple[Phase, ...] = ()
+        if call.what == "all_reduce":
+            given = taken = width
+        elif call.what == "reduce_scatter":
+            taken = self.turns * most_items(call)
+            given = len(self.hosts) * taken
+        elif call.what == "all_gather":
+            given = self.turns * call.count
+            taken = len(self.hosts) * given
+            collect = () if even else (Phase("host", "all_gather", call.count),)
+        else:
+            given = taken = width
+            root = next(number for number, ranks in enumerate(self.hosts) if call.root in ranks)
+            if root == host:
+                collect = (Phase("host", "broadcast", call.count, self.hosts[host].index(call.root)),)
+        if call.what in REDUCING:
+            collect = (Phase("host", "reduce_scatter" if even else "all_reduce", lanes * given),)
+        spread: tuple[Phase, ...] = (Phase("host", "all_gather", taken),)
+        if not even:
+            spread = tuple(Phase("host", "broadcast", taken, lane) for lane in range(lanes))
+        if root == host or (call.what == "reduce_scatter" and even):
+            spread = ()
+        between = Phase("lanes", call.what, given, root)
+        return HostPlan(() if alone else collect, between, () if alone else spread)
+
+
+class HostPlan(NamedTuple):
+    """The phases of a hierarchical call on one host."""
+
+    collect: tuple[Phase, ...]
+    """Brings what the host's ranks give to the ranks of the lanes; a host of one rank has no such phase."""
+    between: Phase
+    """The call of each lane."""
+    spread: tuple[Phase, ...]
+    """Brings the lanes' results to all ranks of the host: one phase, or one for each lane."""
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """All phases, in order."""
+        return (*self.collect, self.between, *self.spread)
+
+
+def most_items(call: CollectiveCall) -> int:
+    """Return how many items of a reduce-scatter's result a rank has at most."""
+    low, high = call.rows(0)
+    return (high - low) * prod(call.shape[1:])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,10 +14,10 @@ from nbdist.wire.collective.schedule import (
     AGREEMENT,
     BEGIN,
     ROUNDS_IN_FLIGHT,
+    Lanes,
     RingSchedule,
     broadcast_route,
     host_groups,
-    phases,
 )
 
 FLOAT = np.dtype("f4")
@@ -91,24 +93,51 @@ def test_a_broadcast_visits_every_rank_once(size: int, root: int, count: int) ->
 
 
 @given(LAYOUTS, st.integers(0, 50), st.data())
-def test_only_leaders_send_between_hosts(hosts: list[str], count: int, data: st.DataObject) -> None:
-    ranks = host_groups(hosts)
-    assert sorted(rank for one in ranks for rank in one) == list(range(len(hosts)))
+def test_every_rank_has_a_place_and_every_lane_a_rank_of_each_host(
+    hosts: list[str], count: int, data: st.DataObject
+) -> None:
+    lanes = Lanes(host_groups(hosts))
+    assert sorted(rank for one in lanes.hosts for rank in one) == list(range(len(hosts)))
+    places = list(lanes.places())
+    assert sorted(rank for rank, *_ in places) == list(range(len(hosts)))
+    assert len({place for _, *place in map(tuple, places) for place in [tuple(place)]}) == len(hosts)
+    assert all(lane < lanes.count and turn < lanes.turns for _, lane, _, turn in places)
+    for lane in range(lanes.count):
+        assert lanes.members(lane) == [rank for rank, at, _, turn in places if (at, turn) == (lane, 0)]
     root = data.draw(st.integers(0, len(hosts) - 1))
-    for what in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"):
+    for what in ("all_reduce", "reduce_scatter", "all_gather", "broadcast"):
         call = call_of(what, count, len(hosts), root if what == "broadcast" else -1)
-        for host in range(len(ranks)):
-            plan = phases(call, ranks, host)
-            assert [phase.among for phase in plan].count("leaders") == (what != "barrier")
-            for phase in plan:
-                among = ranks[host] if phase.among == "host" else ranks
-                assert -1 <= phase.root < len(among)
+        plans = [lanes.plan(call, host) for host in range(len(lanes.hosts))]
+        assert len({plan.between for plan in plans}) == 1
+        for ranks, plan in zip(lanes.hosts, plans):
+            assert {phase.among for phase in (*plan.collect, *plan.spread)} <= {"host"}
+            assert len(ranks) > 1 or not (plan.collect or plan.spread)
+            assert all(-1 <= phase.root < len(ranks) for phase in (*plan.collect, *plan.spread))
+            assert plan.between.among == "lanes"
+            assert -1 <= plan.between.root < len(lanes.hosts)
     assert [phase.among for phase in AGREEMENT] == ["host", "leaders", "host"]
 
 
-@pytest.mark.parametrize("host", [0, 1])
-def test_a_broadcast_begins_on_the_host_of_its_root(host: int) -> None:
-    plan = phases(call_of("broadcast", 5, 4, 3), [[0, 2], [1, 3]], host)
-    assert [(phase.among, phase.root) for phase in plan] == (
-        [("leaders", 1), ("host", 0)] if host == 0 else [("host", 1), ("leaders", 1)]
-    )
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [(0, [("lanes", 1), ("host", -1)]), (1, [("host", 1), ("lanes", 1)]), (2, [("lanes", 1)])],
+)
+def test_a_broadcast_begins_on_the_host_of_its_root(host: int, expected: list[tuple[str, int]]) -> None:
+    hosts = ((0, 2), (1, 3)) if host < 2 else ((0, 2), (3,), (1,))
+    plan = Lanes(hosts).plan(call_of("broadcast", 5, 4, 3), host)
+    assert [(phase.among, phase.root) for phase in plan.phases] == expected
+
+
+@pytest.mark.parametrize(
+    ("hosts", "host", "expected"),
+    [
+        (((0, 1), (2, 3)), 0, ["reduce_scatter 8", "all_reduce 4", "all_gather 4"]),
+        (((0, 1, 2), (3, 4)), 0, ["all_reduce 8", "all_reduce 4", "broadcast 4", "broadcast 4"]),
+        (((0, 1, 2), (3, 4)), 1, ["reduce_scatter 8", "all_reduce 4", "all_gather 4"]),
+        (((0, 1, 2), (3,)), 0, ["all_reduce 7", "all_reduce 7", "broadcast 7"]),
+        (((0, 1, 2), (3,)), 1, ["all_reduce 7"]),
+    ],
+)
+def test_each_lane_reduces_its_share(hosts: Any, host: int, expected: list[str]) -> None:
+    plan = Lanes(hosts).plan(call_of("all_reduce", 7, 5), host)
+    assert [f"{phase.what} {phase.items}" for phase in plan.phases] == expected
