@@ -74,6 +74,7 @@ def ranks(kind: str) -> dict[str, float]:
 def rank(
     number: int, kind: str, incarnation: int, prefix: str, keys: dict[str, str], pipe: Connection
 ) -> None:
+    from nbdist.runtime.heap import keep_freed_memory
     from nbdist.wire.collective.base import Member
     from nbdist.wire.collective.registry import form
     from nbdist.wire.keys import ClusterKeys
@@ -85,6 +86,7 @@ def rank(
 
     hosts = ("here",) * 2 if kind == "shm" else ("here", "there")
     member = Member(number, hosts, ("rank 0", "rank 1"), incarnation, prefix, ClusterKeys.from_dict(keys))
+    keep_freed_memory()  # as tasks do
     with form(member, exchange) as group:
         x = np.zeros(BYTES // 4, np.float32)
         pipe.send(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench import between_hosts
 from bench.allreduce_work import SIZES
 from bench.frame import Bar, Benchmark, Goal, Survey, close
 from bench.input_work import WORKS
@@ -14,6 +15,12 @@ from nbdist.wire.collective.nccl import has_driver
 # apply them in a different order each time, which changes the figures in the third digit.
 TRAINED = close(0.02)
 EXACT = close(1e-4)
+
+LINK_BARS = {
+    **dict.fromkeys(between_hosts.RINGS, Bar(">=", 0.9, "figure")),
+    between_hosts.SERVED: Bar(">=", 0.8, "figure"),
+    "predicted": Bar("<=", 0.2, "figure"),
+}
 
 BENCHMARKS: list[Benchmark | Survey] = [
     *(
@@ -536,6 +543,29 @@ BENCHMARKS: list[Benchmark | Survey] = [
         )
         for workers, most in bars.items()
         for given in [("--stage", stage, "--workers", workers, "--model", whose)]
+    ),
+    *(
+        Survey(
+            f"hosts.{gbit}gbit",
+            f"40 MB between hosts with links of {gbit} Gbit/s: parts of what the link carries",
+            (
+                *(Goal(name, "of the link", bars.get(name)) for name in between_hosts.SHARES),
+                *(Goal(between_hosts.cores(name), "", None) for name in between_hosts.PREDICTED),
+                *(
+                    goal
+                    for name in between_hosts.PREDICTED
+                    for goal in (
+                        Goal(between_hosts.measured(name), "ms", None),
+                        Goal(between_hosts.predicted(name), "ms", None),
+                        Goal(between_hosts.off(name), "", bars.get("predicted")),
+                    )
+                ),
+                Goal(between_hosts.HIDDEN, "of the shorter", None),
+            ),
+            here("between_hosts", "--gbit", gbit, timeout=600),
+        )
+        # At 10 Gbit/s the two cores that all hosts share are the limit, so that these figures have no bars.
+        for gbit, bars in ((1, LINK_BARS), (10, dict[str, Bar]()))
     ),
     *GPU_BENCHMARKS,
 ]

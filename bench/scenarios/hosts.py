@@ -20,17 +20,17 @@ SERVED = {"ps0": "a", "worker0": "a", "worker1": "b"}
 
 
 @contextmanager
-def hosts_of_tests() -> Iterator[Any]:
-    """Yield two hosts of tests/hosts; nothing may be left in their shared memory."""
+def hosts_of_tests(names: str = "ab") -> Iterator[Any]:
+    """Yield hosts of tests/hosts; nothing may be left in their shared memory."""
     sys.path[:0] = [str(TESTS / "hosts"), str(TESTS)]
     from host_namespaces import NotHere, TwoHosts, why_not
 
     if why := why_not():
         raise NotThere(why)
-    hosts = TwoHosts()
+    hosts = TwoHosts(names)
     try:
         yield hosts
-        left = [name for host in "ab" for name in hosts.shared_files(host)]
+        left = [name for host in names for name in hosts.shared_files(host)]
         assert not left, f"left in shared memory: {left}"
     except NotHere as why:
         raise NotThere(str(why)) from None

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-ADDRESSES = {"a": "10.91.7.1", "b": "10.91.7.2"}
+ADDRESSES = {"a": "10.91.7.1", "b": "10.91.7.2", "c": "10.91.7.3"}
 DIES_WITH_TEST = ["setpriv", "--pdeathsig", "KILL"]
 HOLD = "ip link set lo up && mount -t tmpfs -o mode=1777,size=256m tmpfs /dev/shm"
 KINDS = ("net", "uts", "mnt")
@@ -104,9 +104,19 @@ class Hosts:
     def slow(self, host: str, *, rate: str = "", delay: str = "") -> None:
         """Limit what a host sends to a rate, such as "8mbit", or delay it, such as "40ms"."""
         limit = f"tbf rate {rate} burst 64kb latency 400ms" if rate else f"netem delay {delay}"
-        command = f"tc qdisc replace dev eth0 root {limit}"
+        self._limit(host, "eth0", limit)
+
+    def link(self, host: str, rate: str) -> None:
+        """Give a host a link of a rate, such as "1gbit", in each direction; its queue holds 50 ms."""
+        # The burst lets packets that TCP has merged into 64 KB pass together; at 10 Gbit/s it is 0.2 ms.
+        limit = f"tbf rate {rate} burst 256kb latency 50ms"
+        self._limit(host, "eth0", limit)
+        self._limit("bridge", f"port_{host}", limit)
+
+    def _limit(self, name: str, device: str, limit: str) -> None:
+        command = f"tc qdisc replace dev {device} root {limit}"
         done = subprocess.run(
-            [*self._inside(host), *command.split()], capture_output=True, text=True, check=False
+            [*self._inside(name), *command.split()], capture_output=True, text=True, check=False
         )
         if "unknown" in done.stderr:
             raise NotHere(f"this kernel has no {limit.split()[0]}: {done.stderr.strip()}")
@@ -169,10 +179,10 @@ class Hosts:
 
 
 class TwoHosts(Hosts):
-    """Hosts "a" and "b"."""
+    """Hosts "a" and "b", or as many of `ADDRESSES` as are named."""
 
-    def __init__(self) -> None:
-        super().__init__(ADDRESSES)
+    def __init__(self, names: str = "ab") -> None:
+        super().__init__({name: ADDRESSES[name] for name in names})
 
 
 class Actor:

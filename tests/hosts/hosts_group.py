@@ -16,9 +16,9 @@ Infos = list[dict[str, Any]]
 class Group:
     """Ranks by their hosts, such as "aabb"."""
 
-    def __init__(self, hosts: TwoHosts, places: str) -> None:
+    def __init__(self, hosts: TwoHosts, places: str, script: str = "ring_actor.py") -> None:
         self.places = places
-        self.ranks = [hosts.run(place, "ring_actor.py") for place in places]
+        self.ranks = [hosts.run(place, script) for place in places]
         self.identities = [rank.do(do="where")["identity"] for rank in self.ranks]
         self.keys = ClusterKeys.create()
 

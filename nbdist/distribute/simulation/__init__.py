@@ -2,6 +2,6 @@
 
 from nbdist.distribute.simulation.cost import Cost
 from nbdist.distribute.simulation.report import Report
-from nbdist.distribute.simulation.simulator import STRATEGIES, compare, simulate
+from nbdist.distribute.simulation.simulator import STRATEGIES, all_reduce_s, compare, simulate
 
-__all__ = ["STRATEGIES", "Cost", "Report", "compare", "simulate"]
+__all__ = ["STRATEGIES", "Cost", "Report", "all_reduce_s", "compare", "simulate"]

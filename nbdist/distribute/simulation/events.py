@@ -59,7 +59,10 @@ class Hosts:
     def send(
         self, after: float, source: int, target: int, nbytes: int, then: Callable[..., object], *details: Any
     ) -> None:
-        """Call `then` when a message that leaves in `after` seconds is there; links carry one at a time."""
+        """Call `then` when a message that leaves in `after` seconds is there; links carry one at a time.
+
+        Its pieces cross the link no faster than an end encrypts or decrypts them.
+        """
         if source == target:
             self._traffic.host_messages += 1
             self._events.at(after, then, *details)
@@ -73,10 +76,11 @@ class Hosts:
     def _leave(
         self, source: int, target: int, nbytes: int, then: Callable[..., object], details: Any
     ) -> None:
-        now, carrying = self._events.now, nbytes / self._cost.link_bytes_per_s
+        now, cost = self._events.now, self._cost
+        carrying = nbytes * max(1 / cost.link_bytes_per_s, cost.socket_s_per_byte)
         leaves = max(now, self._out[source])
         self._out[source] = leaves + carrying
-        self._events.at(leaves - now + self._cost.latency_s, self._enter, target, carrying, then, details)
+        self._events.at(leaves - now + cost.latency_s, self._enter, target, carrying, then, details)
 
     def _enter(self, target: int, carrying: float, then: Callable[..., object], details: Any) -> None:
         now = self._events.now

@@ -26,6 +26,7 @@ from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.mailbox import COUNTERS
 from nbdist.runtime.ps.shard import ParameterShard
 from nbdist.runtime.ps.sync import Answer, Rules
+from nbdist.wire.rpc.envelope import PIECE
 
 Then = Callable[[], object]
 
@@ -139,10 +140,10 @@ class Serving:
     def _give(self, server: SimulatedServer, client: Client, then: Callable[[int], object]) -> None:
         """Send the parameters, over a socket."""
         cost, version = self._cost, server.shard.updates
-        packing = 2 * cost.message_s + cost.copy_s(server.nbytes) + server.nbytes * cost.socket_s_per_byte
+        unpacking = self._ends(server.host, client.host, server.nbytes)
+        packing = cost.message_s + cost.copy_s(server.nbytes) + unpacking
 
         def given() -> None:
-            unpacking = cost.message_s + server.nbytes * cost.socket_s_per_byte
             there = (self.events.at, unpacking, then, version)
             self.hosts.send(0.0, server.host, client.host, server.nbytes, *there)
             self._next(server)
@@ -180,10 +181,13 @@ class Serving:
         self.events.at(each, self._next, server)
 
     def _ends(self, source: int, target: int, nbytes: int) -> float:
-        """Return what a message costs each of its ends, in seconds; in shared memory a bell is rung."""
+        """Return what a message costs each of its ends, in seconds; in shared memory a bell is rung.
+
+        The ends encrypt and decrypt a large message while the rest of it is on the link (`Hosts.send`).
+        """
         if source == target:
             return self._cost.meeting_s
-        return self._cost.message_s + nbytes * self._cost.socket_s_per_byte
+        return self._cost.message_s + min(nbytes, PIECE) * self._cost.socket_s_per_byte
 
 
 def _shard(rules: Rules, number: int) -> ParameterShard:

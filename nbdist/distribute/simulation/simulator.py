@@ -13,6 +13,7 @@ The functions that real trainings use decide the messages, their order and their
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -154,11 +155,34 @@ def shard_bytes(variables: Sequence[int], servers: int) -> list[int]:
     ]
 
 
+def all_reduce_s(collective: str, hosts: Sequence[int], nbytes: int, cost: Cost) -> float:
+    """Return the seconds of one all-reduce of float32: "ring" or "hierarchical", given each rank's host.
+
+    >>> cost = Cost(link_bytes_per_s=1e8, socket_s_per_byte=1e-9)
+    >>> round(all_reduce_s("ring", [0, 1, 2], 30_000_000, cost), 2)   # 40 MB leave each host
+    0.4
+    """
+    call = all_reduce(nbytes // FLOAT.itemsize, FLOAT, len(hosts))
+    reducer = REDUCERS[collective](hosts, _crowded(cost, hosts), Traffic())
+    return float(reducer.run(call, np.zeros(len(hosts))).max())
+
+
+def _crowd(cost: Cost, hosts: Sequence[int]) -> float:
+    """Return how many workers of the fullest host share a core; at least 1."""
+    return max(1.0, max(map(hosts.count, set(hosts))) / cost.cores) if cost.cores else 1.0
+
+
+def _crowded(cost: Cost, hosts: Sequence[int]) -> Cost:
+    """Return the cost of ranks that send and receive at the same time on the cores of a host."""
+    crowd = _crowd(cost, hosts)
+    return replace(cost, message_s=cost.message_s * crowd, socket_s_per_byte=cost.socket_s_per_byte * crowd)
+
+
 def _collective(name: str, hosts: Sequence[int], items: Sequence[int], cost: Cost, steps: int) -> Report:
     workers, traffic = len(hosts), Traffic()
-    reducer = REDUCERS[name](hosts, cost, traffic)
+    reducer = REDUCERS[name](hosts, _crowded(cost, hosts), traffic)
     local = max(hosts.count(host) for host in set(hosts))
-    crowd = max(1.0, local / cost.cores) if cost.cores else 1.0
+    crowd = _crowd(cost, hosts)
     roomy = cost.cores is None or cost.cores >= 2 * local
     overlap = len(items) > 1 and (len(set(hosts)) > 1 or roomy)
     parts = np.cumsum(items) / sum(items) if overlap else np.ones(len(items))
