@@ -129,8 +129,8 @@ def predictions(gbit: float, nbytes: int, ring: float) -> dict[str, float]:
 
 def contenders(hosts: Any, nbytes: int, gbit: float) -> dict[str, Work]:
     """Return by name what returns the seconds, and the CPU seconds of all ranks, of some calls."""
-    from hosts_group import Group
     from host_namespaces import ADDRESSES
+    from hosts_group import Group
 
     def together(group: Group, **order: Any) -> Times:
         ranks = group.all(**order)
