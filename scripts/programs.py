@@ -1,9 +1,9 @@
 """Installs programs that the tests run, if they are missing and the user is root.
 
-python scripts/programs.py g++                # for make check
-python scripts/programs.py chromium ip sshd   # for make test, in addition
+python scripts/programs.py g++                                  # for make check
+python scripts/programs.py chromium ip sshd slurmctld slurmd    # for make test, in addition
 
-Without root, a missing program is an error; only without `ip` or `sshd` the tests on hosts are skipped.
+Without root, a missing program is an error; only the tests on several hosts are skipped without theirs.
 """
 
 import os
@@ -11,8 +11,11 @@ import shutil
 import subprocess
 import sys
 
-PACKAGES = {"g++": "g++", "chromium": "chromium", "ip": "iproute2", "sshd": "openssh-server"}  # by program
-SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin"  # where a user's PATH does not look for sshd
+PACKAGES = {
+    "g++": "g++", "chromium": "chromium", "ip": "iproute2", "sshd": "openssh-server",
+    "slurmctld": "slurmctld", "slurmd": "slurmd",
+}  # fmt: skip
+SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin"  # where a user's PATH does not look for daemons
 REASONS = {
     "g++": "the tests of GPU kernels run them on the host, compiled with `g++`",
     "chromium": "the browser tests need a `chromium` on the PATH",
