@@ -89,7 +89,7 @@ class SlurmNodes:
         self.folder = folder
         self.environment = environment_of(os.environ, folder)
         self._holders: dict[str, subprocess.Popen[bytes]] = {}
-        self._daemons: list[subprocess.Popen[bytes]] = []
+        self._started: list[subprocess.Popen[bytes]] = []
         self._write_files()
         try:
             self._hold(
@@ -106,9 +106,9 @@ class SlurmNodes:
                 "seed-file": "seed",
             }
             options = [f"--{option}={munge / name}" for option, name in files.items()]
-            self._daemons.append(self.start("munged", "--foreground", "--force", *options))
+            self.start("munged", "--foreground", "--force", *options)
             until((munge / "socket").exists, describe=self.logs)
-            self._daemons.append(self.start("slurmctld", "-D"))
+            self.start_controller()
             for node in NODES:
                 self._boot(node)
             until(self.is_idle, describe=self.logs)
@@ -123,9 +123,9 @@ class SlurmNodes:
         """
         with (self.folder / "output.log").open("ab") as log:
             streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            return subprocess.Popen(
-                [*self.inside(host), *command], **{"env": self.environment, **streams, **options}
-            )
+            given = {"env": self.environment, **streams, **options}
+            self._started.append(subprocess.Popen([*self.inside(host), *command], **given))
+        return self._started[-1]
 
     def run(self, *command: str, host: str = LOGIN, check: bool = True, **options: Any) -> Done:
         """Run a command on a host; it must succeed, unless ``check`` is false."""
@@ -161,6 +161,15 @@ class SlurmNodes:
         found = processes_in({os.readlink(f"/proc/{holder.pid}/ns/net") for holder in nodes})
         own = ("slurm", "unshare --net", "sh -c hostname", "setpriv")
         return [line for line in found if not line.split(" ", 1)[1].startswith(own)]
+
+    def start_controller(self) -> None:
+        """Start slurmctld."""
+        self._controller = self.start("slurmctld", "-D")
+
+    def stop_controller(self) -> None:
+        """End slurmctld; the nodes and their jobs go on."""
+        self._controller.terminate()
+        self._controller.wait()
 
     def kill(self, node: str) -> None:
         """End all processes of a node at once, as a loss of power does."""
@@ -201,11 +210,12 @@ class SlurmNodes:
     def close(self) -> None:
         """End all processes of the hosts, and thereby their namespaces; safe to repeat."""
         networks = {os.readlink(f"/proc/{holder.pid}/ns/net") for holder in self._holders.values()}
-        for process in (*self._holders.values(), *reversed(self._daemons)):
+        for process in (*self._holders.values(), *self._started):
             process.kill()
-            process.communicate()
+            with process:  # waits for it, and closes its pipes
+                pass
         self._holders.clear()
-        self._daemons.clear()
+        self._started.clear()
         until(lambda: not processes_in(networks), 5, describe=lambda: processes_in(networks))
 
     def _write_files(self) -> None:

@@ -1,0 +1,80 @@
+"""The command of the launcher "slurm": it starts a host supervisor on each node of a Slurm job.
+
+    python -m nbdist.cluster.launchers.slurm --nodes=2 --partition=gpu --time=2:00:00 < plan
+
+    login host                            nodes
+    sbatch ─────────────────────────────► the script of the job, which only holds the nodes
+    squeue, until the job runs
+    srun --jobid, the plan on its stdin ► the host supervisor, once per node
+
+Within an allocation (SLURM_JOB_ID is set) there is no sbatch: the step runs in that job. Both ways end in the
+same `srun`, without the variables of the surrounding job, which would change what its options mean.
+
+The plan is the first line of standard input. It has keys, so srun forwards it on standard input: it is in no
+argument, variable or file. Its end of input tells the supervisors that this command has ended. JSON lines on
+standard output are the progress:
+
+    {"job": "12", "waiting": "job 12 is pending: it waits for nodes that are free (Resources)"}
+    {"job": "12", "hosts": ["n1", "n2"], "cores": 8, "seconds_left": 7199.0}
+    {"job": "12", "lost": ["n2"]}
+
+The command lives as long as the step. SIGTERM, SIGINT and SIGHUP end the job (in an allocation, the step). If
+it ends early, its standard error is one sentence that says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+
+from nbdist.cluster.launchers.slurm.launcher import (
+    HOST_PROGRAM,
+    LONGEST_LINE,
+    Ended,
+    SlurmLauncher,
+    end_at_signals,
+)
+from nbdist.cluster.launchers.slurm.request import SETTINGS, TEMPLATE, JobRequest
+from nbdist.errors import InvalidArgumentError, NbdistError
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m nbdist.cluster.launchers.slurm", allow_abbrev=False)
+    for setting in SETTINGS:
+        parser.add_argument(
+            setting.flag, type=setting.read, metavar=setting.shows, default=setting.default, help=setting.help
+        )
+    parser.add_argument("--name", default=JobRequest.name, help="the job's name in the queue")
+    parser.add_argument("--requeue", action="store_true", help="go on in a new job after the wall time")
+    parser.add_argument("--print-template", action="store_true", help="print the default script of a job")
+    parser.add_argument("program", nargs="*", help="what runs on the nodes (default: the host supervisor)")
+    given = vars(parser.parse_args(arguments))
+    program = given.pop("program") or HOST_PROGRAM
+    if given.pop("print_template"):
+        print(TEMPLATE, end="")
+        return 0
+    try:
+        for setting in SETTINGS:
+            if given[setting.name] != setting.default:
+                setting.check(given[setting.name])
+        plan = sys.stdin.buffer.readline(LONGEST_LINE)
+        if not plan.endswith(b"\n"):
+            raise InvalidArgumentError(
+                f"the plan, one line of at most {LONGEST_LINE:,} bytes, is expected on stdin"
+            )
+        launcher = SlurmLauncher(JobRequest(**given), plan, program)
+        end_at_signals()
+        launcher.run()
+    except NbdistError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except (Ended, BrokenPipeError):  # the pipe of a reader that has ended
+        return 128 + signal.SIGTERM
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""What a user asks of Slurm: checks, and the command that submits it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from nbdist.cluster.launchers.slurm.request import (
+    SETTINGS,
+    JobRequest,
+    allocation_of,
+    node_range,
+    nodes_to_use,
+    submit_command,
+)
+from nbdist.cluster.launchers.slurm.status import Job
+from nbdist.errors import InvalidArgumentError
+
+CHECKS = {setting.name: setting.check for setting in SETTINGS}
+
+
+def test_each_setting_is_a_field_of_a_request_with_its_default() -> None:
+    defaults = JobRequest()
+    for setting in SETTINGS:
+        assert getattr(defaults, setting.name) == setting.default, setting.name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("nodes", 3), ("nodes", "2"), ("nodes", "2-4"),
+        ("partition", "gpu"), ("partition", "gpu,long"), ("account", "lab_7"),
+        ("time", "90"), ("time", "1:30:00"), ("time", "UNLIMITED"),
+        ("gres", "gpu:a100:2"), ("cores", 8),
+        ("sbatch", "--qos=high --constraint='a100&ib' -pgpu"), ("sbatch", "--no-kill"),
+        ("template", "job.sh"),
+    ],
+)  # fmt: skip
+def test_a_valid_setting(name: str, value: Any) -> None:
+    CHECKS[name](value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("nodes", 0, "nodes is a number from 1, or a range such as 2-4, not 0"),
+        ("nodes", "4-2", "not '4-2'"),
+        ("nodes", "n1,n2", "not 'n1,n2'"),
+        ("nodes", True, "not True"),
+        ("partition", "", "partition, account, gres and template are texts, not ''"),
+        ("account", 7, "not 7"),
+        ("gres", "gpu:1\n#SBATCH", "not 'gpu:1"),
+        ("time", 90, "time is a text such as '1:30:00' or '90' (minutes), not 90"),
+        ("time", "0", "not '0'"),
+        ("time", "2h", "time '2h' is none of Slurm's forms"),
+        ("cores", 0, "cores is the number of cores of each node, from 1, not 0"),
+        ("cores", "8", "not '8'"),
+        ("sbatch", "--qos high", "write options as --qos=high, not 'high' alone"),
+        ("sbatch", "--comment='open", "is no line of options"),
+        ("sbatch", None, "is no line of options"),
+        ("sbatch", "--array=1-3", "leave --array out, a cluster is one job"),
+        ("sbatch", "-a1-3", "leave -a out, a cluster is one job"),
+        ("sbatch", "--test", "leave --test out, the job only holds the nodes"),
+        ("sbatch", "-N2", "leave -N out, nodes= is their number"),
+        ("sbatch", "--ntasks-per-node=4", "leave --ntasks-per-node out, a node has one host supervisor"),
+    ],
+)
+def test_an_invalid_setting_is_refused(name: str, value: Any, said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=re.escape(said)):
+        CHECKS[name](value)
+
+
+def test_the_command_that_submits() -> None:
+    asked = JobRequest(
+        nodes="2-4", partition="gpu", account="lab", time="2:00:00", gres="gpu:2", cores=8,
+        sbatch="--qos=high --comment='two words'", requeue=True, name="nbdist-c1",
+    )  # fmt: skip
+    assert submit_command(asked, "job.sh") == [
+        "sbatch", "--parsable", "--ntasks-per-node=1", "--job-name=nbdist-c1", "--nodes=2-4",
+        "--partition=gpu", "--account=lab", "--time=2:00:00", "--gres=gpu:2", "--cpus-per-task=8",
+        "--requeue", "--qos=high", "--comment=two words", "job.sh",
+    ]  # fmt: skip
+    assert submit_command(JobRequest(), "-") == [
+        "sbatch", "--parsable", "--ntasks-per-node=1", "--job-name=nbdist", "--nodes=1", "--no-requeue"
+    ]  # fmt: skip
+
+
+def test_within_an_allocation_only_the_number_of_nodes_is_ours() -> None:
+    assert allocation_of({}, JobRequest(partition="gpu")) == ""
+    assert allocation_of({"SLURM_JOB_ID": "12"}, JobRequest(nodes=2)) == "12"
+    with pytest.raises(InvalidArgumentError, match="time, requeue: this process runs in job 12"):
+        allocation_of({"SLURM_JOB_ID": "12"}, JobRequest(time="90", requeue=True))
+    with pytest.raises(InvalidArgumentError, match="job 12 is heterogeneous"):
+        allocation_of({"SLURM_JOB_ID": "12", "SLURM_HET_SIZE": "2"}, JobRequest())
+
+
+def test_the_nodes_of_an_allocation_that_are_used() -> None:
+    job = Job("12", "RUNNING", nodes=("n1", "n2", "n3"))
+    assert nodes_to_use(job, JobRequest()) == job.nodes
+    assert nodes_to_use(job, JobRequest(nodes="2-5")) == job.nodes
+    assert nodes_to_use(job, JobRequest(nodes=1)) == ("n1",)
+    with pytest.raises(InvalidArgumentError, match="nodes=4, and job 12 has 3: n1, n2, n3"):
+        nodes_to_use(job, JobRequest(nodes=4))
+
+
+def test_a_number_of_nodes() -> None:
+    assert (node_range(1), node_range("12"), node_range("2-2")) == ((1, 1), (12, 12), (2, 2))
