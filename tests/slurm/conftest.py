@@ -28,8 +28,10 @@ def slurm_nodes() -> Iterator[SlurmNodes]:
 
 @pytest.fixture
 def slurm(slurm_nodes: SlurmNodes) -> Iterator[SlurmNodes]:
-    """The same, for a test that may break nodes; it must leave no job, and no process on a node."""
+    """The same, for a test that may break nodes; it must leave no job, and nothing on a host."""
     slurm_nodes.reset()
     yield slurm_nodes
     until(lambda: not slurm_nodes.jobs(), 20, describe=lambda: slurm_nodes.run("squeue").stdout)
     until(lambda: not slurm_nodes.processes(), 20, describe=slurm_nodes.processes)
+    left = {host: slurm_nodes.files(host) for host in slurm_nodes.up()}
+    assert not any(left.values()), f"left on the hosts: {left}"

@@ -18,8 +18,10 @@ from typing import Any
 
 from slurm_nodes import SlurmNodes
 
+from nbdist.cluster.launchers.slurm.request import JobRequest
+
 HERE = Path(__file__).parent
-COMMAND = (sys.executable, "-m", "nbdist.cluster.launchers.slurm")
+COMMAND = JobRequest().command()
 HOST_PROGRAM = (sys.executable, str(HERE / "host_program.py"))
 KEY = "a-key-that-no-other-user-may-read"
 PLAN = {"cluster": "c1", "key": KEY}
@@ -68,22 +70,23 @@ class Command:
 def running(
     slurm: SlurmNodes,
     *settings: str,
+    command: Sequence[str] = COMMAND,
     program: Sequence[str] = HOST_PROGRAM,
     environment: dict[str, str] | None = None,
     **plan: Any,
 ) -> Iterator[Command]:
     """Run the command on the login host; end it if the block has not."""
     process = slurm.start(
-        *COMMAND, *settings, "--", *program,
+        *command, *settings, "--", *program,
         env={**slurm.environment, **(environment or {})},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert process.stdin is not None
     process.stdin.write(json.dumps({**PLAN, **plan}).encode() + b"\n")
     process.stdin.flush()
-    command = Command(process)
+    started = Command(process)
     try:
-        yield command
+        yield started
     finally:
         if process.poll() is None:
-            command.end()
+            started.end()

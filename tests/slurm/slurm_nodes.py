@@ -9,7 +9,8 @@
 The login host runs munged and slurmctld, and a node runs slurmd. Their network is a bridge in a network
 namespace of its own, which this machine's network does not reach. A node has a namespace of process
 identifiers, too, so that no process outlives it. The key of munge, the configuration and the state lie in
-``folder``: a Slurm and a munge of this machine are not touched. All of it ends with the test's process.
+``folder``: a Slurm and a munge of this machine are not touched. All of it ends with the test's process. The
+hosts share this machine's disk, but ``home`` is a folder of each host's own, and so is /dev/shm.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ class SlurmNodes:
     """A Slurm whose files lie in ``folder``: a new one, with a path short enough for sockets."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.environment = environment_of(os.environ, folder)
+        self.folder, self.home = folder, folder / "home"
+        self.environment = environment_of(os.environ, folder) | {"NBDIST_HOME": str(self.home / "nbdist")}
         self._holders: dict[str, subprocess.Popen[bytes]] = {}
         self._started: list[subprocess.Popen[bytes]] = []
         self._write_files()
@@ -171,6 +172,16 @@ class SlurmNodes:
         self._controller.terminate()
         self._controller.wait()
 
+    def up(self) -> list[str]:
+        """Return the hosts that are up."""
+        return [host for host in (LOGIN, *NODES) if host in self._holders]
+
+    def files(self, host: str) -> list[str]:
+        """Return nbdist's files in a host's home and in its shared memory."""
+        root = Path(f"/proc/{self._holders[host].pid}/root")
+        found = [*(root / str(self.home)[1:]).rglob("*"), *(root / "dev/shm").glob("nbdist-*")]
+        return sorted(f"/{path.relative_to(root)}" for path in found if not path.is_dir())
+
     def kill(self, node: str) -> None:
         """End all processes of a node at once, as a loss of power does."""
         holder = self._holders.pop(node)
@@ -219,7 +230,7 @@ class SlurmNodes:
         until(lambda: not processes_in(networks), 5, describe=lambda: processes_in(networks))
 
     def _write_files(self) -> None:
-        for name in ("munge", "state", *NODES):
+        for name in ("munge", "state", "home", *NODES):
             (self.folder / name).mkdir()
         key = self.folder / "munge" / "key"
         key.touch(mode=0o400)
@@ -247,6 +258,7 @@ class SlurmNodes:
     def _hold(self, name: str, script: str, *spaces: str) -> None:
         own = f"hostname {name} && mount --bind {self.folder}/hosts /etc/hosts && ip link set lo up"
         shared = "mount -t tmpfs -o mode=1777,size=256m tmpfs /dev/shm"
+        shared += f" && mount -t tmpfs -o mode=0700,size=256m tmpfs {self.home}"
         with (self.folder / "output.log").open("ab") as log:
             holder = self._holders[name] = subprocess.Popen(
                 [*DIES_WITH_TEST, "unshare", *SPACES, *spaces, "sh", "-c", f"{own} && {shared} && {script}"],

@@ -33,7 +33,7 @@ def hold_all(slurm: SlurmNodes) -> str:
 
 def test_a_program_runs_on_each_node_of_a_new_job(slurm: SlurmNodes) -> None:
     asked = JobRequest(nodes=2, partition="short", time="3", gres="gpu:1", cores=2, name="nbdist-c1")
-    with running(slurm, *asked.arguments()) as command:
+    with running(slurm, command=asked.command()) as command:
         started = command.one("hosts")
         assert started["hosts"] == ["n1", "n2"]
         assert started["cores"] == 4

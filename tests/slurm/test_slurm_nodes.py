@@ -35,6 +35,17 @@ def test_a_node_that_dies_is_down_and_comes_back(slurm: SlurmNodes) -> None:
     assert slurm.run("srun", "--nodelist=n2", "hostname").stdout == "n2\n"
 
 
+def test_each_host_has_a_home_and_shared_memory_of_its_own(slurm: SlurmNodes) -> None:
+    script = "mkdir -p $NBDIST_HOME && hostname > $NBDIST_HOME/name && touch /dev/shm/nbdist-$(hostname)"
+    slurm.run("srun", "--nodes=3", "sh", "-c", script)
+    for node in NODES:
+        name = slurm.home / "nbdist" / "name"
+        assert slurm.files(node) == [f"/dev/shm/nbdist-{node}", str(name)]
+        assert slurm.run("cat", str(name), host=node).stdout == f"{node}\n"
+    assert slurm.files("login") == []
+    slurm.run("srun", "--nodes=3", "sh", "-c", "rm -r $NBDIST_HOME /dev/shm/nbdist-*")
+
+
 def test_lists_of_nodes_are_expanded_as_slurm_does(slurm: SlurmNodes) -> None:
     for text, names in NODE_LISTS:
         if text:

@@ -2,7 +2,7 @@
 
     request = JobRequest(nodes=2, partition="gpu", time="2:00:00")
     submit_command(request, "-")     # sbatch, with `TEMPLATE` on its standard input
-    request.arguments()              # of the launcher's own command
+    request.command()                # the launcher's own
 
 Options of sbatch's command line have precedence over the lines of a script that begin with #SBATCH. So what a
 user asks for here is obeyed whatever template is used, and a template needs no placeholders.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -63,14 +64,15 @@ class JobRequest:
     requeue: bool = False
     name: str = "nbdist"
 
-    def arguments(self) -> list[str]:
-        """Return the arguments of this command.
+    def command(self) -> list[str]:
+        """Return the launcher's command, which takes the plan on its standard input.
 
-        >>> JobRequest(nodes=2, time="30", requeue=True).arguments()
-        ['--nodes=2', '--time=30', '--requeue']
+        >>> JobRequest(nodes=2, time="30", requeue=True).command()[1:]
+        ['-m', 'nbdist.cluster.launchers.slurm', '--nodes=2', '--time=30', '--requeue']
         """
         given = {name: value for name, value in asdict(self).items() if value != JobRequest.__dict__[name]}
-        return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
+        options = [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
+        return [sys.executable, "-m", "nbdist.cluster.launchers.slurm", *options]
 
 
 def submit_command(request: JobRequest, script: str) -> list[str]:
