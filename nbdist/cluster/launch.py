@@ -6,7 +6,7 @@ import errno
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,14 +151,13 @@ def start_cluster(
     slots = worker_slots(hosts or (Host(HERE, wanted),), wanted)
     least = check_least(min_workers, sum(slots.values()), bool(hosts))
 
-    def planned(found: Mapping[str, HostResources]) -> tuple[TaskPlan, ...]:
-        here = {name: slots[name] for name in slots if name in found}
+    def planned(slots: Mapping[str, int], found: Mapping[str, HostResources]) -> tuple[TaskPlan, ...]:
         return plan_placed(
-            place(here, ps, data), sum(here.values()), ps, data, found,
+            place(slots, ps, data), sum(slots.values()), ps, data, found,
             threads=threads, gpu_memory=gpu_memory, memory=parse_memory(memory),
         )  # fmt: skip
 
-    plans = None if hosts else planned({HERE: own_resources(gpus, slots[HERE])})
+    plans = None if hosts else planned(slots, {HERE: own_resources(gpus, slots[HERE])})
     with _full_disk_explained():
         start = _Startup(
             _Wanted(slots, least, ps + data, gpus, planned), plans, cluster_id or new_id(), timeout,
@@ -168,7 +167,7 @@ def start_cluster(
     if binding := describe_binding({f"{plan.job}:{plan.index}": plan.environment for plan in start.plans}):
         start.report(binding)
     start.report(f"ready in {time.monotonic() - start.begun:.1f} s")
-    if awaited := {name: slots[name] for name in start.awaited()}:
+    if awaited := {name: start.wanted.slots[name] for name in start.awaited()}:
         start.report(f"{', '.join(awaited)} may come later, and join then")
         LateHosts(cluster, start.connected(), awaited, start.missing, spec.explain, start.report).start()
     return cluster
@@ -198,7 +197,7 @@ def own_resources(gpus: str | int, workers: int) -> HostResources:
     return HostResources(count_cores(), use, worker_cores(workers, use))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Wanted:
     """What a cluster is to have.
 
@@ -210,7 +209,7 @@ class _Wanted:
     least: int
     others: int
     gpus: str | int
-    planned: Callable[[Mapping[str, HostResources]], tuple[TaskPlan, ...]]
+    planned: Callable[[Mapping[str, int], Mapping[str, HostResources]], tuple[TaskPlan, ...]]
 
     def room(self, hosts: Iterable[str]) -> int:
         """Return how many workers these hosts take."""
@@ -312,6 +311,14 @@ class _Startup:
                 self._wait("the controller", 0.0)
         self._phase("controller")
 
+    def _rename(self, before: Sequence[str], names: Sequence[str]) -> None:
+        """Take the real names of hosts, in the order of those that stood for them; there may be fewer."""
+        other = dict(zip(before, names, strict=False))
+        slots = {other.get(name, name): count for name, count in self.wanted.slots.items()}
+        self.hosts = [name for name in slots if name in names or name not in before]
+        self.wanted.slots = {name: slots[name] for name in self.hosts}
+        self.wanted.least = min(self.wanted.least, self.wanted.room(self.hosts))
+
     def awaited(self) -> list[str]:
         """Return the hosts that have not joined; those of `missing` have failed."""
         joined = self.connected().hosts
@@ -331,12 +338,12 @@ class _Startup:
                 decided = min(decided, time.monotonic())
         joined = [name for name in self.hosts if name in supervisor.hosts]
         if self.wanted.room(joined) < self.wanted.least:
-            raise UnavailableError("\n".join(self.missing.values()))
+            raise UnavailableError("\n".join(dict.fromkeys(self.missing.values())))
         check_host_versions({name: supervisor.hosts[name]["versions"] for name in joined})
         found = {name: resources_of(supervisor.hosts[name], self.wanted.gpus) for name in joined}
-        self.plans = self.wanted.planned(found)
+        self.plans = self.wanted.planned({name: self.wanted.slots[name] for name in joined}, found)
         self._phase(f"{len(joined)} host{'s' * (len(joined) > 1)}")
-        for why in self.missing.values():
+        for why in dict.fromkeys(self.missing.values()):
             self.report(f"{why}. The cluster starts without it")
         for plan in self.plans:
             supervisor.ask("start", self._left(), task=plan.to_dict())
@@ -403,7 +410,11 @@ class _Startup:
             for host in failed["hosts"]:
                 self.missing[host] = self.launcher.explain(host, failed["code"], failed["errors"])
         for waiting in supervisor.take("waiting"):
+            self.deadline = math.inf  # a queue may take hours; the cell shows why, and can be interrupted
             self.report(waiting["reason"])
+        for named in supervisor.take("hosts"):
+            self.deadline = min(self.deadline, time.monotonic() + self.timeout)
+            self._rename(named["before"], named["names"])
         for lost in supervisor.take("host_lost"):
             raise UnavailableError(f"{lost['reason']}, while the cluster started")
         for rank, how in ended.items():

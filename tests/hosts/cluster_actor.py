@@ -97,6 +97,13 @@ def rest(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
+def seconds_left() -> float:
+    """Return the time that the job of the hosts has left."""
+    ends = Cluster.current()._supervisor.ends
+    assert ends is not None
+    return ends - time.time()
+
+
 def stop() -> float:
     begun = time.monotonic()
     Cluster.current().stop()
@@ -106,6 +113,20 @@ def stop() -> float:
 serve(
     {
         one.__name__: one
-        for one in (start, run, train, kill, dead, restart, grow, grown, shrink, reports, rest, stop)
+        for one in (
+            start,
+            run,
+            train,
+            kill,
+            dead,
+            restart,
+            grow,
+            grown,
+            shrink,
+            reports,
+            rest,
+            seconds_left,
+            stop,
+        )
     }
 )

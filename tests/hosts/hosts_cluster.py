@@ -7,7 +7,8 @@ import time
 from itertools import count
 from typing import Any
 
-from host_namespaces import ADDRESSES, Actor, TwoHosts
+from actors import Actor
+from host_namespaces import ADDRESSES, TwoHosts
 from waiting import limit
 
 from nbdist.wire.keys import ClusterKeys

@@ -6,7 +6,8 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from host_namespaces import ADDRESSES, Actor, TwoHosts
+from actors import Actor
+from host_namespaces import ADDRESSES, TwoHosts
 
 from nbdist.wire.keys import ClusterKeys
 

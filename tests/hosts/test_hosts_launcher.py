@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from host_namespaces import Actor
+from actors import Actor
 from ssh_hosts import SshHosts
 from waiting import limit, until
 

@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 import pytest
-from host_namespaces import ADDRESSES, Actor, TwoHosts
+from actors import Actor
+from host_namespaces import ADDRESSES, TwoHosts
 from hosts_group import Group, Infos
 from tiers import exhaustive, matrix
 from waiting import limit

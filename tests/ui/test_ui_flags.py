@@ -94,6 +94,14 @@ def test_a_repeated_flag_is_refused(line: str, said: str) -> None:
         ("--orphan-timeout 5", {"orphan_timeout": 5.0}),
         ("--hosts a:2,b:2", {"hosts": "a:2,b:2"}),
         ("--python /opt/venv/bin/python", {"python": "/opt/venv/bin/python"}),
+        ("--nodes 2-4", {"nodes": "2-4"}),
+        ("--partition gpu", {"partition": "gpu"}),
+        ("--account lab", {"account": "lab"}),
+        ("--time 1:30:00", {"time": "1:30:00"}),
+        ("--gres gpu:2", {"gres": "gpu:2"}),
+        ("--cores 8", {"cores": 8}),
+        ("--sbatch '--qos=high'", {"sbatch": "--qos=high"}),
+        ("--template job.sh", {"template": "job.sh"}),
     ],
 )
 def test_flags_of_cluster_start(line: str, options: dict[str, Any]) -> None:

@@ -10,10 +10,13 @@ start``, the parameters of `start_cluster`, the sidebar's form and all error mes
 from __future__ import annotations
 
 from nbdist.cluster.launchers import local, mpi, ssh
+from nbdist.cluster.launchers.slurm import request as slurm
 from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
 from nbdist.errors import InvalidArgumentError, choices
 
-LAUNCHERS: dict[str, LauncherSpec] = {spec.name: spec for spec in (local.SPEC, mpi.SPEC, ssh.SPEC)}
+LAUNCHERS: dict[str, LauncherSpec] = {
+    spec.name: spec for spec in (local.SPEC, mpi.SPEC, ssh.SPEC, slurm.SPEC)
+}
 
 DEFAULT_LAUNCHER = local.SPEC.name
 

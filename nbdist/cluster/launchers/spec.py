@@ -76,10 +76,15 @@ class HostCommand:
     """A command that brings up the supervisors of one or more hosts, and runs as long as they do.
 
     It is a process on the head's host. On its standard input it gets one line, which the command
-    ``python -m nbdist.cluster.supervisor.host`` has to get on each of the ``hosts`` (their names). It may
-    print lines of JSON, such as ``{"waiting": "job 12 is pending: Resources"}``; what it has printed to its
-    standard error is the cause if it ends early. SIGTERM makes it end what it has started. The line holds the
-    cluster's keys: pass it on through encrypted channels only, never in a file, an argument or a variable.
+    ``python -m nbdist.cluster.supervisor.host`` has to get on each of the ``hosts`` (their names). What it
+    has printed to its standard error is the cause if it ends early. SIGTERM makes it end what it has started.
+    The line holds the cluster's keys: pass it on through encrypted channels only, never in a file, an
+    argument or a variable. It may print lines of JSON to its standard output:
+
+    - ``{"waiting": "job 12 is pending: Resources"}``: why the hosts do not come yet; no limit holds meanwhile
+    - ``{"hosts": ["n1", "n2"], "seconds_left": 7200}``: the real names of its hosts, which come now, and the
+      time that they have
+    - ``{"lost": ["n2"]}``: hosts that have gone
     """
 
     argv: tuple[str, ...]

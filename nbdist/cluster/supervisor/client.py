@@ -46,6 +46,7 @@ class SupervisorClient:
         self.exits: dict[int, dict[str, Any]] = {}  # rank -> how it ended
         self.pids: dict[int, int] = {}
         self.hosts: dict[str, dict[str, Any]] = {}  # the other hosts' reports, by name
+        self.ends: float | None = None  # when the hosts' job ends, in seconds since 1970
         self.roster: list[dict[str, Any]] | None = None  # the tasks, once they have changed
         self.closed = False
         self.stopping = ""
@@ -105,6 +106,7 @@ class SupervisorClient:
         client.pids = {int(rank): pid for rank, pid in status["pids"].items()}
         client.exits = {int(rank): how for rank, how in status["exits"].items()}
         client.roster = status["tasks"]
+        client.ends = status.get("ends")
         client.hosts = {one["name"]: one for one in status.get("hosts", ())}
         return client
 
@@ -261,6 +263,8 @@ class SupervisorClient:
                 self.exits[message["rank"]] = message
             case "host":
                 self.hosts[message["name"]] = message
+            case "hosts":
+                self.ends = message["ends"]
             case "host_lost":
                 self.hosts.pop(message["name"], None)
             case "forked":

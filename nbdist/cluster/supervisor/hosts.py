@@ -21,7 +21,7 @@ import socket
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.cluster.affinity import CORES_VARIABLE
 from nbdist.cluster.folder import mark_busy, unmark_busy
+from nbdist.json_values import listed, mapping, number, text
 
 if TYPE_CHECKING:
     from nbdist.cluster.launchers.spec import HostCommand
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 Reply = dict[str, Any]
 Answered = Callable[[Reply], None]
 STDERR_TAIL = 4000  # bytes of a command's error output that its end carries
+LONGEST_REASON, LONGEST_NAME = 1000, 200  # characters
 MOST_OUTPUT = 1 << 16  # bytes of a line of a command's output
 
 
@@ -68,6 +70,7 @@ class Hosts:
         self.by_connection: dict[socket.socket, RemoteHost] = {}
         self.commands: list[Command] = []
         self.plan: dict[str, Any] = {}  # what a host's supervisor has to know, for its standard input
+        self.ends: float | None = None  # when the hosts' job ends, in seconds since 1970
         self._killed = False
         self.relay = 0  # the pid of the relay's process
 
@@ -86,6 +89,14 @@ class Hosts:
                 self.commands.append(Command(one, self.plan, self._supervisor))
             except OSError as error:
                 self._report_end(one.hosts, 127, f"{one.argv[0]}: {error.strerror}")
+
+    def rename(self, before: Sequence[str], names: Sequence[str], ends: float | None) -> None:
+        """Take the real names of hosts, and when their job ends, in seconds since 1970, if that is known."""
+        plan, self.ends = self._supervisor.plan, ends
+        plan["hosts"] = [*(name for name in plan["hosts"] if name not in before), *names]
+        self._supervisor.broadcast(
+            {"event": "hosts", "before": list(before), "names": list(names), "ends": ends}
+        )
 
     def join(self, request: dict[str, Any], client: socket.socket) -> Reply:
         """Take the supervisor of another host; the reply is what its engines need to connect."""
@@ -309,10 +320,18 @@ class Command:
         *lines, rest = (self._output + received).split(b"\n")
         self._output = rest[-MOST_OUTPUT:]
         for line in lines:
-            with suppress(ValueError):  # a login shell's greeting, for example
-                message = json.loads(line)
-                if isinstance(message, dict) and isinstance(message.get("waiting"), str):
-                    waiting = message["waiting"][:1000]
-                    self._supervisor.broadcast(
-                        {"event": "waiting", "hosts": list(self.hosts), "reason": waiting}
-                    )
+            with suppress(ValueError, TypeError):  # a login shell's greeting, for example
+                self._take_progress(mapping(json.loads(line)))
+
+    def _take_progress(self, message: Mapping[str, Any]) -> None:
+        hosts = self._supervisor.hosts
+        if reason := text(message.get("waiting"), LONGEST_REASON):
+            self._supervisor.broadcast({"event": "waiting", "hosts": list(self.hosts), "reason": reason})
+        names = [name for one in listed(message.get("hosts")) if (name := text(one, LONGEST_NAME))]
+        if names:
+            left = number(message.get("seconds_left"))
+            hosts.rename(self.hosts, names, None if left is None else time.time() + left)
+            self.hosts = tuple(names)
+        for name in listed(message.get("lost")):
+            if (host := hosts.by_name.get(str(name))) is not None:
+                self._supervisor.remove_client(host.connection)

@@ -328,7 +328,7 @@ class SupervisorProcess:
                 stopping = self.kill_at is not None
                 hosts = [host.report for host in self.hosts.by_name.values()]
                 now = {"pids": self.pids(), "exits": exits, "stopping": stopping, "tasks": roster}
-                return {**now, "hosts": hosts}
+                return {**now, "hosts": hosts, "ends": self.hosts.ends}
             case "host":
                 return self.hosts.join(request, client)
             case "bring_up":

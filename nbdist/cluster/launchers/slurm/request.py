@@ -10,16 +10,20 @@ user asks for here is obeyed whatever template is used, and a template needs no 
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from nbdist.cluster.hosts import Host
+from nbdist.cluster.launchers.local import ForkLauncher
 from nbdist.cluster.launchers.slurm.status import Job, parse_duration
-from nbdist.cluster.launchers.spec import LauncherSetting
-from nbdist.errors import InvalidArgumentError
+from nbdist.cluster.launchers.spec import HostCommand, LauncherSetting, LauncherSpec
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 
 TEMPLATE = """\
 #!/bin/sh
@@ -220,3 +224,49 @@ SETTINGS = (
     LauncherSetting("template", "script of the job", str, "FILE", "", check_text),
 )
 """What a user can set, each of it a field of `JobRequest`."""
+
+
+def slurm_hosts(settings: Mapping[str, Any]) -> tuple[Host, ...]:
+    """Return a host for each node, under a name that the job replaces; a GPU that is asked for is a worker.
+
+    >>> slurm_hosts({"nodes": 2, "gres": "gpu:a100:4"})
+    (Host(name='node1', slots=4), Host(name='node2', slots=4))
+    """
+    job = allocation_of(os.environ, JobRequest(**settings))
+    inside = os.environ.get("SLURM_JOB_NUM_NODES", "1") if job else "1"
+    _, largest = node_range(settings["nodes"] or inside)
+    found = re.search(r"\bgpus?(?::[A-Za-z][\w.-]*)?:(\d{1,3})\b", settings.get("gres", ""))
+    slots = int(found[1]) if found else None
+    return tuple(Host(f"node{number}", slots) for number in range(1, largest + 1))
+
+
+def slurm_commands(settings: Mapping[str, Any], hosts: Sequence[str]) -> tuple[HostCommand, ...]:
+    """Return the command that holds the job of all hosts."""
+    return (HostCommand(tuple(JobRequest(**settings).command()), tuple(hosts)),)
+
+
+def slurm_ended(host: str, code: int, errors: str) -> str:
+    """Return why the job's command has ended: its last line."""
+    lines = errors.strip().splitlines() or [f"the command of the job ended with exit code {code}"]
+    return lines[-1]
+
+
+def require_slurm() -> None:
+    """Raise FailedPreconditionError without the commands of Slurm."""
+    if shutil.which("srun") is None:
+        raise FailedPreconditionError(
+            "launcher 'slurm' needs srun and sbatch on the PATH: they are on a login host of the cluster, "
+            "perhaps after `module load slurm`"
+        )
+
+
+SPEC = LauncherSpec(
+    "slurm",
+    help="engines on the nodes of a job of Slurm",
+    make=ForkLauncher,
+    check=require_slurm,
+    settings=SETTINGS,
+    hosts=slurm_hosts,
+    commands=slurm_commands,
+    explain=slurm_ended,
+)

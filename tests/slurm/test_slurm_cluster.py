@@ -1,0 +1,51 @@
+"""Clusters on the nodes of a job of a real Slurm, from its login host."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from actors import Actor
+from slurm_nodes import LOGIN, SlurmNodes
+from waiting import limit
+
+pytestmark = pytest.mark.netns
+
+ACTOR = Path(__file__).parents[1] / "hosts" / "cluster_actor.py"
+LEAVE_SECONDS = 30.0
+
+
+@pytest.fixture
+def client(slurm: SlurmNodes) -> Iterator[Actor]:
+    variables = [f"{name}={value}" for name, value in slurm.environment.items()]
+    command = [*slurm.inside(LOGIN), "env", "--ignore-environment", *variables, sys.executable, str(ACTOR)]
+    actor = Actor(command, "the login host's client")
+    try:
+        yield actor
+        actor.end(LEAVE_SECONDS)
+        slurm.run("rm", "-rf", f"{slurm.home}/nbdist/runs")  # what a user keeps, on the client's host alone
+    finally:
+        actor.kill()
+
+
+def test_a_cluster_in_a_job_trains_survives_a_node_and_ends(client: Actor, slurm: SlurmNodes) -> None:
+    started = client.do(do="start", launcher="slurm", nodes=3, time="30", ps=1)
+    assert started["nodes"] == ["n1", "n2", "n3", "n1"], started
+    assert client.do(do="train", strategy="multi_worker")["error"] is None
+    assert client.do(do="train", strategy="ps")["error"] is None
+    assert 0 < client.do(do="seconds_left") <= 1800
+    slurm.kill("n3")
+    *ended, seconds = client.do(do="dead", ranks=[2])
+    assert ended == ["host n3 was lost: it has ended, or was cut off from this one"]
+    assert seconds < limit(10)
+    assert client.do(do="restart")[1:] == ["n1", "n2", "n2", "n1"]
+    assert client.do(do="train", strategy="multi_worker")["error"] is None
+    assert client.do(do="stop") < limit(5)
+
+
+def test_a_job_that_is_refused_or_ends_is_one_sentence(client: Actor, slurm: SlurmNodes) -> None:
+    error, text = client.do(do="start", launcher="slurm", nodes=3, partition="nowhere")
+    assert error == "UnavailableError"
+    assert "invalid partition" in text.lower()
