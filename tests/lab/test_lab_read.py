@@ -150,6 +150,7 @@ def test_a_hanging_disk(server: Server, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_features_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nbdist.cluster.launchers.slurm.request.shutil.which", lambda name: None)
     assert about()["launchers"] == ["local", "mpi"]
     monkeypatch.setattr("nbdist.cluster.launchers.mpi.find_spec", lambda name: None)
     found = about()

@@ -100,7 +100,7 @@ def test_a_repeated_flag_is_refused(line: str, said: str) -> None:
         ("--time 1:30:00", {"time": "1:30:00"}),
         ("--gres gpu:2", {"gres": "gpu:2"}),
         ("--cores 8", {"cores": 8}),
-        ("--sbatch '--qos=high'", {"sbatch": "--qos=high"}),
+        ("--sbatch=--qos=high", {"sbatch": "--qos=high"}),
         ("--template job.sh", {"template": "job.sh"}),
     ],
 )

@@ -220,7 +220,9 @@ SETTINGS = (
     LauncherSetting("time", "wall time", str, "1:30:00", "", check_time),
     LauncherSetting("gres", "resources of each node", str, "gpu:2", "", check_text),
     LauncherSetting("cores", "cores of each node", int, "N", 0, check_cores),
-    LauncherSetting("sbatch", "more options of sbatch", str, "'--qos=high'", "", check_sbatch),
+    LauncherSetting(
+        "sbatch", "more options of sbatch, as --sbatch=--qos=high", str, "OPTIONS", "", check_sbatch
+    ),
     LauncherSetting("template", "script of the job", str, "FILE", "", check_text),
 )
 """What a user can set, each of it a field of `JobRequest`."""
