@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from actor import serve
@@ -14,6 +15,7 @@ from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.launch import start_cluster
 
 phases: list[str] = []
+following: list[str] = []
 
 
 def reports() -> list[str]:
@@ -44,19 +46,61 @@ def run(code: str) -> list[Any]:
     return Cluster.current().run(code)
 
 
-def train(strategy: str, epochs: int = 4) -> dict[str, Any]:
+def train(strategy: str = "", epochs: int = 4, framework: str | None = None) -> dict[str, Any]:
     """Train on all workers; return the run's error, its steps and the chief's last epoch."""
+    options = {"framework": framework} if framework else {"strategy": strategy}
+    done = nb.launch(with_ddp if framework else training(epochs), **options)
+    return {"error": done.error, "steps": done.global_step, "epoch": done.last_epoch(0)}
+
+
+def training(epochs: int, batch: int = 32) -> Callable[[], str]:
+    """Return a body that trains on the digits, and returns the name of its host."""
 
     def body() -> str:
         x, y, *_ = nb.data.digits()
         layers = [nb.nn.Dense(16, activation="relu"), nb.nn.Dense(10, activation="softmax")]
         model = nb.nn.Sequential([nb.nn.Flatten(), *layers])
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-        model.fit(x, y, epochs=epochs)
+        model.fit(nb.data.Dataset.from_arrays(x, y).batch(batch), epochs=epochs)
         return nb.task.info.node
 
-    done = nb.launch(body, strategy=strategy)
-    return {"error": done.error, "steps": done.global_step, "epoch": done.last_epoch(0)}
+    return body
+
+
+def with_ddp() -> None:
+    """Train by PyTorch's own data parallelism, over gloo between the hosts."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.full((2, 4), float(dist.get_rank()))).square().mean()
+        loss.backward()
+        optimizer.step()
+        nb.log(loss=float(loss.detach()))
+
+
+def background(epochs: int) -> str:
+    """Begin a training in the background, and return its run's id once it has made some steps."""
+    run = nb.launch(training(epochs, batch=8), strategy="multi_worker", background=True)
+    run.wait_until(step=50)
+    return run.id
+
+
+def attach(run: str) -> list[str]:
+    """Attach to the newest cluster, and return its tasks' hosts; `finish` follows the run."""
+    following.append(run)
+    return nodes(Cluster.attach())
+
+
+def finish() -> dict[str, Any]:
+    """Follow the run to its end."""
+    run = nb.attach(following[-1])
+    run.wait()
+    return {"error": run.error and str(run.error), "steps": run.global_step, "notes": run.notes}
 
 
 def kill(rank: int) -> list[int]:
@@ -110,23 +154,8 @@ def stop() -> float:
     return time.monotonic() - begun
 
 
-serve(
-    {
-        one.__name__: one
-        for one in (
-            start,
-            run,
-            train,
-            kill,
-            dead,
-            restart,
-            grow,
-            grown,
-            shrink,
-            reports,
-            rest,
-            seconds_left,
-            stop,
-        )
-    }
+ORDERS = (
+    *(start, reports, run, train, background, attach, finish, kill, dead, restart),
+    *(grow, grown, shrink, rest, seconds_left, stop),
 )
+serve({one.__name__: one for one in ORDERS})

@@ -22,7 +22,8 @@ def client(ssh_hosts: SshHosts) -> Iterator[Actor]:
     try:
         yield actor
     finally:
-        actor.end(LEAVE_SECONDS)  # it stops its cluster, if a test has left one
+        if actor.process.poll() is None:
+            actor.end(LEAVE_SECONDS)  # it stops its cluster, if a test has left one
     left = {host: traces(ssh_hosts, host) for host in ssh_hosts.up()}
     assert not any(left.values()), f"left on the hosts: {left}"
 
@@ -48,6 +49,7 @@ def test_a_cluster_trains_changes_and_ends_as_on_one_host(client: Actor, ssh_hos
         trained = client.do(do="train", strategy=strategy)
         assert trained["error"] is None
         assert trained["epoch"]["accuracy"] > 0.3
+    assert client.do(do="train", framework="torch")["error"] is None
     killed = client.do(do="kill", rank=2)
     assert killed[0] == "killed by SIGKILL"
     restarted = client.do(do="restart")
@@ -94,6 +96,23 @@ def test_the_tasks_of_lost_hosts_move_to_another(client: Actor, ssh_hosts: SshHo
     assert nodes == ["host1", "host1", "host1"]
     assert client.do(do="train", strategy="multi_worker")["error"] is None
     client.do(do="stop")
+
+
+def test_a_training_survives_its_client_and_a_host(client: Actor, ssh_hosts: SshHosts) -> None:
+    client.do(do="start", launcher="ssh", hosts="host1:1,host2:1,host3:1")
+    run = client.do(do="background", epochs=40)
+    client.kill()
+    other = ssh_hosts.run("head", "cluster_actor.py")
+    assert other.do(do="attach", run=run) == ["host1", "host2", "host3"]
+    ssh_hosts.power_off("host1")  # the chief's
+    ended = other.do(do="finish")
+    assert (ended["error"], ended["steps"]) == (None, 40 * 180)
+    lost, replaced = ended["notes"]
+    assert "task:0 (pid" in lost
+    assert "died: host host1 was lost" in lost
+    assert "it was replaced after" in replaced
+    other.do(do="stop")
+    other.end(LEAVE_SECONDS)
 
 
 def test_hosts_end_their_tasks_without_their_head(client: Actor, ssh_hosts: SshHosts) -> None:
