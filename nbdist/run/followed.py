@@ -103,6 +103,10 @@ class FollowedRun:
         while self.mirror.news:
             self.note(self.members.workers[0].info.name, self.mirror.news.popleft())
 
+    def say(self, text: str) -> None:
+        """Print a sentence as the first worker's output."""
+        self.events.printed(self.members.workers[0].info.name, f"{text}\n")
+
     def send_to(self, members: Iterable[Member], kind: str, **meta: Any) -> None:
         """Send a message about the run to members."""
         for one in list(members):

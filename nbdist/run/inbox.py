@@ -133,3 +133,4 @@ class Inbox:
             self._restored(report)
         if frame.meta["ended"]:
             body.has_ended = body.is_silent = True
+            followed.mirror.end(member.rank)

@@ -17,6 +17,7 @@ What is known of each task stands in its `Member`, with its state (see :mod:`nbd
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from typing import Any
 from nbdist.errors import NbdistError, TaskDiedError, UnavailableError, WorkerError
 from nbdist.run.body_error import body_error, ended_before
 from nbdist.run.followed import FollowedRun
+from nbdist.run.history import in_bytes
 from nbdist.run.inbox import Inbox
 from nbdist.run.protocols import RunCalls
 from nbdist.run.recovery.failure_detector import FailureDetector, RootCause
@@ -38,6 +40,7 @@ from nbdist.run.recovery.worker_changes import WorkerChanges
 from nbdist.runtime.task import TaskInfo
 
 LAST_MESSAGE_SECONDS = 5.0  # for which the last points of a task, sent before its outcome, may still arrive
+QUIET_SECONDS = 2.0  # of copying after the end of a run, which then says so
 RESERVE_SECONDS = 10.0  # between two renewals of the towers' reservations, which expire after 30 s
 
 
@@ -79,6 +82,7 @@ class RunMonitor:
         self._root_cause = RootCause()
         self._reserved = time.monotonic()
         self._outcomes_since: float | None = None
+        self._copying_since = 0.0
 
     def request_stop(self) -> None:
         """Have all bodies asked to stop at the next poll. May be called from any thread."""
@@ -124,9 +128,7 @@ class RunMonitor:
             # Replacements hold the cluster, also those of a run that has failed.
             if self.replacer.under_way or self.losses.under_way or self.changes.under_way:
                 return False
-        copied = self.followed.mirror.settle()
-        self.followed.say_what_is_missing()
-        return copied
+        return self._has_copies()
 
     def take_over(self, growth: WorkerGrowth | None) -> None:
         """Become the owner: decide from now on about lost tasks, and add workers by ``growth``."""
@@ -234,6 +236,20 @@ class RunMonitor:
         if self.members.towers and time.monotonic() - self._reserved > RESERVE_SECONDS:
             self._reserved = time.monotonic()
             self.followed.send_to(self.members.towers, "run.reserve")
+
+    def _has_copies(self) -> bool:
+        """Whether the files of tasks on other hosts are here; of those that take long it says so."""
+        followed, now = self.followed, time.monotonic()
+        copied = followed.mirror.settle()
+        self._copying_since = self._copying_since or now
+        if not copied and now - self._copying_since > QUIET_SECONDS:
+            self._copying_since = math.inf
+            followed.say(
+                f"run {followed.run} has ended, and its files are copied from other hosts: "
+                f"{in_bytes(followed.mirror.left)} are left. An interrupt ends that"
+            )
+        followed.say_what_is_missing()
+        return copied
 
     def _has_last_messages(self) -> bool:
         if all(one.body.is_silent for one in self.members.workers):

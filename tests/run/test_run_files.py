@@ -312,6 +312,8 @@ class Hosts:
             import numpy as np
 
             hosts = self.hosts
+            if self.rank not in hosts.hosts:
+                raise InvalidArgumentError(f"no task has rank {self.rank}")
             if self.rank in hosts.cut:
                 raise UnavailableError("no route to host")
             hosts.asked.append((self.rank, kind))
@@ -521,6 +523,69 @@ def test_an_interrupted_end_says_what_is_missing(
     mirror.give_up()
     assert mirror.settle()
     assert "interrupted" in mirror.news[-1]
+
+
+def test_a_disk_that_stays_full_ends_the_wait_with_a_sentence(
+    client: Path, hosts: Hosts, copying: Callable[[], Mirror], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, data: bytes, offset: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(mirrors, "write_whole", full)
+    monkeypatch.setattr(mirrors, "GIVE_UP_SECONDS", 0.1)
+    (hosts.spools[0] / "metrics-0000.log").write_bytes(b"abc")
+    mirror = copying()
+    until(mirror.settle)
+    assert "lacks what /job:worker/task:0, /job:worker/task:1 wrote" in mirror.news[-1]
+    assert "No space left" in mirror.news[-1]
+    mirror.drop()
+    assert (hosts.spools[0] / "metrics-0000.log").exists()
+
+
+def test_a_bug_ends_the_wait_with_a_sentence(
+    client: Path, hosts: Hosts, copying: Callable[[], Mirror], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (hosts.spools[0] / "metrics-0000.log").write_bytes(b"abc")
+    mirror = copying()
+    until(lambda: (client / "metrics-0000.log").exists())
+    monkeypatch.setattr(mirror, "_copy_logs", lambda lists, number: 1 / 0)
+    until(mirror.settle)
+    assert "ZeroDivisionError" in mirror.news[-1]
+
+
+def test_a_task_whose_body_had_ended_before_its_death_lacks_nothing(
+    client: Path, hosts: Hosts, copying: Callable[[], Mirror]
+) -> None:
+    (hosts.spools[1] / "metrics-0002.log").write_bytes(b"abc")
+    mirror = copying()
+    until(lambda: (client / "metrics-0002.log").exists())
+    mirror.end(2)
+    until(lambda: all(watch.ended is None or watch.whole >= watch.ended for watch in mirror._watches))
+    del hosts.hosts[2]  # it has left the cluster
+    until(mirror.settle)
+    assert not mirror.news
+
+
+def test_a_client_that_does_not_copy_waits_for_the_one_that_does(
+    client: Path, hosts: Hosts, copying: Callable[[], Mirror]
+) -> None:
+    first = copying()
+    (hosts.spools[1] / "metrics-0002.log").write_bytes(b"abc")
+    until(lambda: (client / "metrics-0002.log").exists())
+    second = copying()
+    until(second.settle)
+    assert [first._lock.held, second._lock.held] == [True, False]
+    second.drop()
+    assert (hosts.spools[1] / "metrics-0002.log").exists()
+
+
+def test_old_spools_are_removed_when_another_is_made() -> None:
+    old, recent, sweep = (new_spool(name) for name in ("old", "recent", "sweep"))
+    (sweep / "trials").mkdir()
+    for folder in (old, sweep):
+        os.utime(folder, (1e9, 1e9))
+    new_spool("new")
+    assert [one.exists() for one in (old, recent, sweep)] == [False, True, True]
 
 
 def test_a_list_that_is_none_is_refused() -> None:

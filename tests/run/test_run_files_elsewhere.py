@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from other_homes import cluster_elsewhere, spools
+from test_run_recovery import until_all_reach
+from test_run_recovery_sync_servers import STEPS
+from test_run_recovery_sync_servers import body as slow_body
+from test_run_server_recovery import kill
+from test_run_server_recovery_sync import notes_of
 from waiting import until
 
 from nbdist.checkpoint.manager import state_files
@@ -235,16 +240,18 @@ def test_workers_find_the_states_of_the_chief(hosts: Path, first: int | None) ->
 
 def test_a_server_that_died_has_its_slots_from_the_chiefs_host(hosts: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    options = Options(strategy="ps", synchronous=True, seed=3, checkpoint_every="1")
+    options = Options(strategy="ps", synchronous=True, seed=3, checkpoint_every=4)
     with cluster_elsewhere(hosts, [0, 1, 2, 3], workers=3, ps=1) as cluster:
-        run = start_run(body(gate), options, cluster=cluster)
-        until(lambda: run.poll() or run.standing().step >= 10)
-        until(lambda: run.poll() or state_files(run.folder))
-        assert cluster.signal(3, 9)
+        run = start_run(slow_body(gate), options, cluster=cluster)
+        until_all_reach(run, STEPS)
+        until(lambda: state_files(run.folder), during=run)
+        kill(cluster, "/job:ps/task:0")
+        until(lambda: notes_of(run), during=run)
         gate.touch()
         run.wait()
-    (note,) = [note for note in run.notes if " by pid " in note]
-    assert "its slots of the optimizer (mean and square) are those after" in note
+    (note,) = notes_of(run)
+    assert "0 updates lost; its slots of the optimizer (mean and square) are those after" in note
+    assert not spools(hosts)
 
 
 def test_data_tasks_serve_workers_on_other_hosts(cluster: Cluster, hosts: Path) -> None:

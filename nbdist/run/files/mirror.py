@@ -26,10 +26,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from nbdist.checkpoint.manager import KEPT, STATE_FILE, state_files
-from nbdist.errors import NbdistError, NotFoundError
+from nbdist.errors import NbdistError, NotFoundError, ResourceExhaustedError, StorageError
 from nbdist.metrics.event_file import make_private
 from nbdist.metrics.log import open_new, write_whole
 from nbdist.metrics.run_folder import write_whole_file
@@ -68,6 +68,8 @@ class Watch:
     """The round after which nothing more is expected; None while the task may write."""
     failing: float | None = None
     """Since when it was not reached, or copied."""
+    ended: int | None = None
+    """The round after which its task has written what counts; None while its body runs."""
     given_up: bool = False
 
     @property
@@ -75,9 +77,30 @@ class Watch:
         """Whether nothing more is expected of it."""
         return bool(self.shared) or self.given_up or (self.wanted is not None and self.whole >= self.wanted)
 
+    def done(self, number: int) -> None:
+        """Record that all was copied in a round."""
+        self.logs = self.whole = number
+        self.failing = None
 
-Listed: TypeAlias = tuple[Watch, RunFiles, list[Entry]]
-"""The files of a spool, and a watch of it."""
+
+def _newest_first(entry: Entry) -> tuple[int, str]:
+    return -entry.time, entry.name
+
+
+@dataclass
+class Spool:
+    """The files of a host, as one of its tasks has listed them, for all of the ``watches``."""
+
+    watches: list[Watch]
+    files: RunFiles
+    entries: list[Entry]
+    whole: bool = True
+    """Whether all of them could be copied in this round, so far."""
+
+    @property
+    def id(self) -> str:
+        """What identifies the folder on its host."""
+        return self.watches[0].spool
 
 
 class Mirror:
@@ -99,6 +122,8 @@ class Mirror:
         self._tasks, self._dead, self._peer = tasks, dead, peer
         self.news: deque[str] = deque()
         """Sentences about what cannot be copied, for the run's output."""
+        self.left = 0
+        """Bytes of states and other files that are still to be copied, as far as is known."""
         self._watches: list[Watch] = []
         self._elsewhere: set[int] = set()
         """Ranks of tasks that do not see the client's folder."""
@@ -109,7 +134,7 @@ class Mirror:
         self._copies: dict[str, list[Any]] = {}
         self._begun = 0
         """The number of the round that has begun last."""
-        self._under_way: Sequence[Listed] = ()
+        self._under_way: Sequence[Spool] = ()
         self._logs_at = 0.0
         self._wake, self._closed = threading.Event(), False
         self._looked = threading.Condition()
@@ -167,11 +192,16 @@ class Mirror:
                 self._wake.set()
         return all(one.is_settled for one in watches)
 
+    def end(self, rank: int) -> None:
+        """Copy soon what a task has written whose body has ended: its process may end next."""
+        for one in self._watches:
+            if one.rank == rank and not one.shared:
+                one.ended = self._begun + 1
+                self._wake.set()
+
     def give_up(self, why: str = "the copying was interrupted") -> None:
         """Wait for nothing more: what is missing is said."""
-        for one in self._watches:
-            if not one.is_settled:
-                self._give_up(one, why)
+        self._give_up([one for one in self._watches if not one.is_settled], why)
 
     def is_elsewhere(self, rank: int) -> bool:
         """Whether a task is known to write on another host."""
@@ -205,12 +235,14 @@ class Mirror:
         for rank in ranks:
             self.add(rank)
         deadline = time.monotonic() + seconds
-        with self._looked:
-            while not self.settle() and time.monotonic() < deadline:
-                self._looked.wait(0.1)
-        self.give_up(f"it took longer than {seconds:.0f} s")
-        self.drop()
-        self.close()
+        try:
+            with self._looked:
+                while not self.settle() and time.monotonic() < deadline:
+                    self._looked.wait(0.1)
+            self.give_up(f"it took longer than {seconds:.0f} s")
+            self.drop()
+        finally:
+            self.close()
         return list(self.news)
 
     def log(self, rank: int, name: str, size: int, seconds: float) -> Path:
@@ -264,7 +296,10 @@ class Mirror:
             try:
                 self._look(self._begun)
             except Exception as error:  # a bug in nbdist must not stop the copies silently
-                self._say(f"the files of {self.place.id} on other hosts: {type(error).__name__}: {error}")
+                why = f"{type(error).__name__}: {error}"
+                self._say(f"the files of {self.place.id} on other hosts cannot be copied: {why}")
+                wanted = [one for one in self._watches if one.wanted is not None and not one.is_settled]
+                self._give_up(wanted, why)
             with self._looked:
                 self._looked.notify_all()
             if all(one.shared for one in self._watches) and self._watches:
@@ -274,16 +309,17 @@ class Mirror:
 
     def _look(self, number: int) -> None:
         """Copy what is new on all hosts: first all logs, then the rest."""
-        lists = self._lists(number)
-        if not lists:
+        spools = self._spools(number)
+        if not spools:
             return
         if not self._take_lock():
-            for watch, *_ in lists:
-                watch.logs = watch.whole = number
+            self._copies = self._read_copies()
+            for spool in spools:  # another client copies, and says what it cannot
+                self._finish(spool, number, "")
             return
         try:
-            self._copy_logs(lists, number)
-            self._copy_others(lists, number)
+            self._copy_logs(spools, number)
+            self._copy_others(spools, number)
             if self._disk:
                 self._disk = ""
                 self._say(f"the files of {self.place.id} are copied again into {self.folder}")
@@ -295,22 +331,29 @@ class Mirror:
                     f"{self.folder}: {self._disk}. Training continues, and the copying is tried again: make "
                     "room there"
                 )
-            for watch, *_ in lists:
-                self._fail(watch, self._disk)
+            for spool in spools:
+                self._finish(spool, number, self._disk)
 
-    def _lists(self, number: int) -> list[Listed]:
-        """Return the files of each spool with a watch of it, by the first of its tasks that answers."""
+    def _finish(self, spool: Spool, number: int, why: str) -> None:
+        """Record whether all files of a spool are here, after a round that could not copy all it found."""
+        if any(self._lacks(spool.id, one) for one in spool.entries):
+            self._fail(spool.watches, why)
+            return
+        for watch in spool.watches:
+            watch.done(number)
+
+    def _spools(self, number: int) -> list[Spool]:
+        """Return the files of each host, by the first of its tasks that answers."""
         infos = {info.rank: info for info in self._tasks()}
-        found: list[Listed] = []
-        seen: set[tuple[str, str]] = set()
+        found: dict[tuple[str, str], Spool] = {}
         failed: list[tuple[Watch, str]] = []
         for watch in self._watches:
             if watch.shared or (watch.is_settled and watch.wanted is not None):
                 continue
             info = infos.get(watch.rank)
             same = info is not None and watch.address == info.address
-            if same and (watch.spool, watch.under) in seen:
-                watch.logs = watch.whole = number  # another task of the host speaks for it
+            if same and (spool := found.get((watch.spool, watch.under))):
+                spool.watches.append(watch)  # another task of the host speaks for it
                 continue
             try:
                 seconds = CALL_SECONDS if watch.failing is None else DOUBT_SECONDS
@@ -324,20 +367,20 @@ class Mirror:
             if not watch.shared:
                 self._elsewhere.add(watch.rank)
             watch.address, watch.spool = info.address if info is not None else "", first.spool
-            watch.failing = None
             if watch.shared:
                 continue
-            if not first.spool or (first.spool, watch.under) in seen:  # it has written nothing, or is seen
-                watch.logs = watch.whole = number
-                continue
-            seen.add((first.spool, watch.under))
-            found.append((watch, files, entries))
-        for watch, why in failed:
-            if watch.spool and (watch.spool, watch.under) in seen:
-                watch.logs = watch.whole = number
+            if not first.spool:  # its host has written nothing
+                watch.done(number)
+            elif spool := found.get((first.spool, watch.under)):
+                spool.watches.append(watch)
             else:
-                self._fail(watch, why)
-        return found
+                found[first.spool, watch.under] = Spool([watch], files, list(entries))
+        for watch, why in failed:
+            if spool := found.get((watch.spool, watch.under)):
+                spool.watches.append(watch)
+            else:
+                self._fail([watch], why)
+        return list(found.values())
 
     def _asker(
         self, rank: int, seconds: float = CALL_SECONDS
@@ -362,10 +405,11 @@ class Mirror:
             path.unlink(missing_ok=True)
         return True
 
-    def _copy_logs(self, lists: Sequence[Listed], number: int) -> None:
-        self._under_way, self._logs_at = lists, time.monotonic()
-        for watch, files, entries in lists:
-            if self._each(watch, files, [one for one in entries if one.grows], self._append):
+    def _copy_logs(self, spools: Sequence[Spool], number: int) -> None:
+        self._under_way, self._logs_at = spools, time.monotonic()
+        for spool in spools:
+            self._each(spool, [one for one in spool.entries if one.grows], self._append)
+            for watch in spool.watches if spool.whole else ():
                 watch.logs = number
         with self._looked:
             self._looked.notify_all()
@@ -377,57 +421,52 @@ class Mirror:
         if time.monotonic() - self._logs_at < INTERVAL:
             return
         self._logs_at = time.monotonic()
-        for watch, files, _ in self._under_way:
+        for spool in self._under_way:
             with suppress(NbdistError):  # the next round says what is wrong
-                logs = [one for one in entries_of(files, watch.under) if one.grows]
-                self._each(watch, files, logs, self._append)
+                logs = [one for one in entries_of(spool.files, spool.watches[0].under) if one.grows]
+                self._each(spool, logs, self._append)
         with self._looked:
             self._looked.notify_all()
 
-    def _copy_others(self, lists: Sequence[Listed], number: int) -> None:
-        for watch, files, entries in lists:
-            others = sorted((one for one in entries if not one.grows), key=lambda one: -one.time)
-            if self._each(watch, files, others, self._copy) and watch.logs == number:
-                watch.whole = number
+    def _copy_others(self, spools: Sequence[Spool], number: int) -> None:
+        others = []
+        for spool in spools:
+            lacking = (one for one in spool.entries if not one.grows and self._lacks(spool.id, one))
+            others.append(sorted(lacking, key=_newest_first))
+        self.left = sum(entry.size for entries in others for entry in entries)
+        for spool, entries in zip(spools, others, strict=True):
+            self._each(spool, entries, self._copy)
+            for watch in spool.watches if spool.whole else ():
+                watch.done(number)
 
-    def _each(
-        self,
-        watch: Watch,
-        files: RunFiles,
-        entries: Sequence[Entry],
-        do: Callable[[Watch, RunFiles, Entry], object],
-    ) -> bool:
-        """Copy entries; return whether all are here. Raises OSError of the client's disk."""
-        whole = True
+    def _each(self, spool: Spool, entries: Sequence[Entry], do: Callable[[Spool, Entry], object]) -> None:
+        """Copy entries of a spool. Raises OSError for an error of the client's disk."""
         for entry in entries:
             if entry.name in OWN:
                 continue
             try:
-                do(watch, files, entry)
+                do(spool, entry)
             except NotFoundError:  # it was replaced since the list was made: the next round has the new one
-                whole = False
-            except OSError as error:
-                if isinstance(error, ConnectionError):
-                    self._fail(watch, str(error))
-                    return False
+                spool.whole = False
+            except ResourceExhaustedError as error:
+                raise OSError(str(error)) from None
+            except StorageError:
                 raise
-            except NbdistError as error:
-                if isinstance(error, MemoryError):
-                    raise OSError(str(error)) from None
-                self._fail(watch, str(error))
-                return False
-        return whole
+            except NbdistError as error:  # of the task, or of the way to it
+                spool.whole = False
+                self._fail(spool.watches, str(error))
+                return
 
-    def _append(self, watch: Watch, files: RunFiles, entry: Entry) -> None:
+    def _append(self, spool: Spool, entry: Entry) -> None:
         """Append to the copy of a log what it lacks."""
-        local, base = self._copy_of(watch.spool, entry)
+        local, base = self._copy_of(spool.id, entry)
         path = self.folder / local
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         make_private(path.parent)
         descriptor = os.open(path, flags, 0o600)
         try:
             have = os.fstat(descriptor).st_size - base
-            while have < entry.size and (data := files.read(entry, have)):
+            while have < entry.size and (data := spool.files.read(entry, have)):
                 write_whole(descriptor, data, base + have)
                 have += len(data)
         finally:
@@ -449,8 +488,10 @@ class Mirror:
                 else:
                     path, descriptor = open_new(path)
                     os.close(descriptor)
-            found = self._copies[key] = [path.relative_to(self.folder).as_posix(), base]
-            write_whole_file(self.folder / COPIES, json.dumps(self._copies).encode(), wait=False)
+            found = [path.relative_to(self.folder).as_posix(), base]
+            copies = {**self._copies, key: found}
+            write_whole_file(self.folder / COPIES, json.dumps(copies).encode(), wait=False)
+            self._copies = copies
         return str(found[0]), int(found[1])
 
     def _read_copies(self) -> dict[str, list[Any]]:
@@ -460,40 +501,56 @@ class Mirror:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def _copy(self, watch: Watch, files: RunFiles, entry: Entry) -> None:
-        """Copy a file that is written as a whole, unless the copy is as new."""
-        path = self.folder / entry.name
-        with suppress(FileNotFoundError):
-            if path.lstat().st_mtime_ns >= entry.time:
-                return
-        is_state = STATE_FILE.fullmatch(entry.name) is not None
-        if is_state and any(one.name >= entry.name for one in state_files(self.folder)[KEPT - 1 : KEPT]):
-            return  # newer ones are here
-        copy(entry, entry.name, files, self._files, self._refresh_logs)
-        for old in state_files(self.folder)[KEPT:] if is_state else ():
+    def _copy(self, spool: Spool, entry: Entry) -> None:
+        """Copy a file that is written as a whole, unless the copy is as new by now."""
+        if self._lacks(spool.id, entry):
+            copy(entry, entry.name, spool.files, self._files, self._refresh_logs)
+        self.left = max(0, self.left - entry.size)
+        for old in state_files(self.folder)[KEPT:] if STATE_FILE.fullmatch(entry.name) else ():
             old.unlink(missing_ok=True)
 
-    def _fail(self, watch: Watch, why: str) -> None:
-        """Note that a watch was not copied in this round; give it up if its time is over."""
-        now = time.monotonic()
-        watch.failing = now if watch.failing is None else watch.failing
-        gone = watch.rank in {info.rank for info in self._dead()} | (
-            {watch.rank} - {info.rank for info in self._tasks()}
-        )
-        if watch.wanted is not None and (gone or now - watch.failing > GIVE_UP_SECONDS):
-            self._give_up(watch, why)
+    def _lacks(self, spool: str, entry: Entry) -> bool:
+        """Whether a file is not here as it is on its host, and should be."""
+        if entry.name in OWN:
+            return False
+        if entry.grows:
+            local, base = self._copies.get(f"{spool}/{entry.name}", (entry.name, 0))
+            with suppress(FileNotFoundError):
+                return (self.folder / str(local)).lstat().st_size - int(base) < entry.size
+            return entry.size > 0
+        with suppress(FileNotFoundError):
+            if (self.folder / entry.name).lstat().st_mtime_ns >= entry.time:
+                return False
+        if STATE_FILE.fullmatch(entry.name):  # unless newer ones are here
+            return not any(one.name >= entry.name for one in state_files(self.folder)[KEPT - 1 : KEPT])
+        return True
 
-    def _give_up(self, watch: Watch, why: str) -> None:
-        if watch.given_up:
-            return
-        watch.given_up = True
-        if watch.shared is None and not watch.spool:  # nothing is known of it, and it may have nothing
-            return
-        name = next((info.name for info in self._tasks() if info.rank == watch.rank), f"rank {watch.rank}")
-        self._say(
-            f"{self.folder} lacks what {name} wrote on its host after the last copy: {why}. What is left is "
-            f"there, in spool/{self.place.id} of its NBDIST_HOME"
-        )
+    def _fail(self, watches: Sequence[Watch], why: str) -> None:
+        """Note that watches of a host were not copied in this round; give up those whose time is over."""
+        now = time.monotonic()
+        there = {info.rank for info in self._tasks()} - {info.rank for info in self._dead()}
+        over = []
+        for watch in watches:
+            watch.failing = now if watch.failing is None else watch.failing
+            late = watch.rank not in there or now - watch.failing > GIVE_UP_SECONDS
+            over += [watch] if late and watch.wanted is not None else []
+        self._give_up(over, why)
+
+    def _give_up(self, watches: Sequence[Watch], why: str) -> None:
+        """Expect nothing more of watches; say what is missing, unless another client says it: without why."""
+        names = {info.rank: info.name for info in self._tasks()}
+        lacking = []
+        for watch in watches:
+            known = watch.shared is False or watch.spool  # else it may have nothing
+            ended = watch.ended is not None and watch.whole >= watch.ended  # all was copied after its body
+            if not watch.given_up and known and not ended:
+                lacking.append(names.get(watch.rank, f"rank {watch.rank}"))
+            watch.given_up = True
+        if why and lacking:
+            self._say(
+                f"{self.folder} lacks what {', '.join(lacking)} wrote on another host after the last copy: "
+                f"{why}. What is left is there, in spool/{self.place.id} of its NBDIST_HOME"
+            )
 
     def _say(self, text: str) -> None:
         if not self.news or self.news[-1] != text:

@@ -40,6 +40,7 @@ from nbdist.wire.rpc.frame import Frame
 
 PIECE = 1 << 20  # bytes that are read or written at once
 MOST_ENTRIES = 2_000  # in one list
+MOST_LISTED = 8 << 20  # bytes of one list
 MOST_DEPTH, LONGEST_NAME = 8, 1_000  # of a name: parts, characters
 MOST_BYTES = 1 << 44  # of a file
 HELD_SECONDS = 60.0  # for which a file stays open that is being copied, though it has lost its name
@@ -289,6 +290,8 @@ class RemoteFiles:
         if answer.meta["shared"]:
             return Listing([], shared=True)
         try:
+            if answer.arrays[0].nbytes > MOST_LISTED:
+                raise ValueError(f"it has {answer.arrays[0].nbytes:,} bytes")
             rows = json.loads(answer.arrays[0].tobytes())
             entries = [Entry(check_name(name), int(size), int(at), int(no)) for name, size, at, no in rows]
         except (ValueError, TypeError, LookupError) as error:
