@@ -90,6 +90,8 @@ class RunMonitor:
 
     def poll(self) -> None:
         """Receive, send and check everything once, without waiting."""
+        if self._copying_since:  # how the run ends is known: a task that dies now changes nothing
+            return
         self._send_commands()
         self.inbox.poll()
         self.followed.say_what_is_missing()
@@ -240,6 +242,8 @@ class RunMonitor:
     def _has_copies(self) -> bool:
         """Whether the files of tasks on other hosts are here; of those that take long it says so."""
         followed, now = self.followed, time.monotonic()
+        lost = (one for one in self.members.workers if one.is_away or one.state is State.SUSPECTED)
+        followed.mirror.lost = {one.rank for one in lost}
         copied = followed.mirror.settle()
         self._copying_since = self._copying_since or now
         if not copied and now - self._copying_since > QUIET_SECONDS:

@@ -209,6 +209,22 @@ def test_a_replaced_worker_writes_a_log_of_its_own(elsewhere: Cluster, hosts: Pa
     assert not spools(hosts)
 
 
+def test_a_worker_that_dies_while_its_files_are_copied_changes_nothing(
+    elsewhere: Cluster, hosts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start_run(body(), Options(strategy="multi_worker", seed=3), cluster=elsewhere)
+    mirror, asked = run._followed.mirror, list[bool]()
+    monkeypatch.setattr(mirror, "settle", lambda: bool(asked.append(True)))
+    until(lambda: run.poll() or asked)
+    assert elsewhere.signal(1, 9)
+    until(lambda: run.poll() or elsewhere.dead())
+    monkeypatch.undo()
+    run.wait()
+    assert run.status == "finished"
+    assert run.history is not None
+    elsewhere.restart(report=lambda line: None)
+
+
 def test_a_checkpoint_is_returned_as_the_client_has_it(elsewhere: Cluster, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     run = start_run(body(gate), Options(strategy="multi_worker", seed=3), cluster=elsewhere)

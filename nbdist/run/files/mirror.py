@@ -17,6 +17,7 @@ errors     A full disk, or a host that does not answer, ends nothing: it is said
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import threading
@@ -41,7 +42,7 @@ from nbdist.runtime.task import TaskInfo
 from nbdist.wire.rpc.client import Peer
 
 INTERVAL = 0.5  # seconds between two looks at the hosts
-CALL_SECONDS, DOUBT_SECONDS = 5.0, 1.0  # for an answer; of a task that did not give the last one
+CALL_SECONDS, DOUBT_SECONDS = 3.0, 1.0  # for an answer; of a task that did not give the last one
 GIVE_UP_SECONDS = 10.0  # without progress, after the end of a run
 LOCK, COPIES = "mirror.lock", ".copies.json"
 OWN = {"run.json", "labels.json", "body.bin", "body.txt", "owner.lock", "sweep.log", "sweep.json", LOCK}
@@ -127,6 +128,8 @@ class Mirror:
         self._watches: list[Watch] = []
         self._elsewhere: set[int] = set()
         """Ranks of tasks that do not see the client's folder."""
+        self.lost: set[int] = set()
+        """Ranks of tasks that the run has lost: frozen, cut off. At its end nothing waits for them."""
         self._incomplete: set[int] = set()
         """Those of watches that were removed, and not copied."""
         self._lock = OwnerLock(self.folder, LOCK)
@@ -144,7 +147,11 @@ class Mirror:
     @classmethod
     def of(cls, place: RunPlace, cluster: RunTasks) -> Mirror:
         """Return the copies of the files of a run, or a sweep, on a cluster."""
-        return cls(place, lambda: cluster.tasks, cluster.dead, cluster.peer)
+
+        def dead() -> list[TaskInfo]:
+            return cluster.dead() if cluster.controller_died() is None else cluster.tasks
+
+        return cls(place, lambda: cluster.tasks, dead, cluster.peer)
 
     def add(self, rank: int, under: str = "", shared: bool | None = None) -> Watch:
         """Copy the files of a task from now on, unless it sees the client's folder; return its watch.
@@ -161,6 +168,7 @@ class Mirror:
         if self._thread is None:
             name = f"nbdist copies the files of {self.place.id}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            atexit.register(self.close)  # before the connections that the thread uses
             self._thread.start()
         self._wake.set()
         return watch
@@ -283,6 +291,7 @@ class Mirror:
         self._wake.set()
         if self._thread is not None:
             self._thread.join(CALL_SECONDS)
+            atexit.unregister(self.close)
         if self._lock.held:
             self._lock.remove()
             self._lock.release()
@@ -346,7 +355,8 @@ class Mirror:
         """Return the files of each host, by the first of its tasks that answers."""
         infos = {info.rank: info for info in self._tasks()}
         found: dict[tuple[str, str], Spool] = {}
-        failed: list[tuple[Watch, str]] = []
+        failed: list[tuple[Watch, NbdistError]] = []
+        alone: dict[tuple[str, bool], list[Watch]] = {}
         for watch in self._watches:
             if watch.shared or (watch.is_settled and watch.wanted is not None):
                 continue
@@ -361,7 +371,7 @@ class Mirror:
                 first = files.page(watch.under)
                 entries = list(entries_of(files, watch.under)) if first.more else first.entries
             except NbdistError as error:
-                failed.append((watch, str(error)))
+                failed.append((watch, error))
                 continue
             watch.shared = first.shared
             if not watch.shared:
@@ -375,11 +385,13 @@ class Mirror:
                 spool.watches.append(watch)
             else:
                 found[first.spool, watch.under] = Spool([watch], files, list(entries))
-        for watch, why in failed:
+        for watch, wrong in failed:
             if spool := found.get((watch.spool, watch.under)):
                 spool.watches.append(watch)
-            else:
-                self._fail([watch], why)
+            else:  # without a process, or with a new one that has no agent, there is no other answer to come
+                alone.setdefault((str(wrong), isinstance(wrong, NotFoundError)), []).append(watch)
+        for (why, is_final), watches in alone.items():
+            self._fail(watches, why, is_final)
         return list(found.values())
 
     def _asker(
@@ -389,7 +401,7 @@ class Mirror:
 
         def ask(kind: str, meta: dict[str, Any], arrays: list[Any]) -> Any:
             if rank in dead:
-                raise NotFoundError(f"the process of rank {rank} has ended")
+                raise NotFoundError("the process has ended")
             return self._peer(rank).call(kind, meta, arrays, timeout=seconds)
 
         return ask
@@ -525,14 +537,14 @@ class Mirror:
             return not any(one.name >= entry.name for one in state_files(self.folder)[KEPT - 1 : KEPT])
         return True
 
-    def _fail(self, watches: Sequence[Watch], why: str) -> None:
+    def _fail(self, watches: Sequence[Watch], why: str, is_final: bool = False) -> None:
         """Note that watches of a host were not copied in this round; give up those whose time is over."""
         now = time.monotonic()
-        there = {info.rank for info in self._tasks()} - {info.rank for info in self._dead()}
+        there = {info.rank for info in self._tasks()} - {info.rank for info in self._dead()} - self.lost
         over = []
         for watch in watches:
             watch.failing = now if watch.failing is None else watch.failing
-            late = watch.rank not in there or now - watch.failing > GIVE_UP_SECONDS
+            late = is_final or watch.rank not in there or now - watch.failing > GIVE_UP_SECONDS
             over += [watch] if late and watch.wanted is not None else []
         self._give_up(over, why)
 
