@@ -87,7 +87,7 @@ class VirtualNeighbours:
         self.rate, self.latency = cost.link_bytes_per_s, cost.latency_s
         self.messages = self.nbytes = 0
 
-    def begin(self, text: str, sequence: int, timeout: float | None) -> None:
+    def begin(self, text: str, sequence: int, timeout: float | None, number: int) -> None:
         """Begin a call."""
 
     def send(self, edge: int, value: Array) -> None:

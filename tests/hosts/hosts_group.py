@@ -37,7 +37,9 @@ class Group:
         infos = change([rank.answer()["info"] for rank in self.ranks])
         for rank in self.ranks:
             rank.tell(infos)
-        return set(self.answers())
+        found = self.answers()
+        assert all(isinstance(one, str) for one in found), found
+        return set(found)
 
     def ask(self, **order: Any) -> None:
         """Send all ranks the same order."""

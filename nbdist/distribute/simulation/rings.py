@@ -17,10 +17,9 @@ from nbdist.distribute.simulation.cost import Cost
 from nbdist.distribute.simulation.report import Traffic
 from nbdist.errors import InvalidArgumentError
 from nbdist.wire.collective.call import REDUCING, CollectiveCall, describe
-from nbdist.wire.collective.schedule import AGREEMENT, BEGIN, Lanes, Phase, RingSchedule, host_groups
+from nbdist.wire.collective.schedule import BEGIN, Lanes, Phase, RingSchedule, host_groups
 
 Array: TypeAlias = np.ndarray[Any, Any]
-BYTES = np.dtype(np.uint8)
 
 
 @lru_cache(maxsize=256)
@@ -85,29 +84,17 @@ class SimulatedHierarchy:
     def run(self, call: CollectiveCall, clocks: Array) -> Array:
         """Return when each rank is done, given when each begins."""
         clocks = clocks.copy()
-        everyone = range(len(self._lanes.hosts))
-        for phase in AGREEMENT:
-            if phase.among == "leaders":
-                self._between(phase, BYTES, self._rings[:1], clocks)
-            else:
-                for host in everyone:
-                    self._inside(host, phase, BYTES, clocks)
-        plans = [self._lanes.plan(call, host) for host in everyone]
+        plans = [self._lanes.plan(call, host) for host in range(len(self._lanes.hosts))]
         for host, plan in enumerate(plans):
             for phase in plan.collect:
                 self._inside(host, phase, call.work, clocks)
-        self._between(plans[0].between, call.work, self._rings, clocks)
+        part = _part(plans[0].between, call.work, len(plans))
+        for ranks, ring in self._rings:
+            clocks[ranks] = ring.run(part, clocks[ranks])
         for host, plan in enumerate(plans):
             for phase in plan.spread:
                 self._inside(host, phase, call.work, clocks)
         return clocks
-
-    def _between(
-        self, phase: Phase, dtype: np.dtype[Any], rings: Sequence[tuple[Array, SimulatedRing]], clocks: Array
-    ) -> None:
-        part = _part(phase, dtype, len(self._lanes.hosts))
-        for ranks, ring in rings:
-            clocks[ranks] = ring.run(part, clocks[ranks])
 
     def _inside(self, host: int, phase: Phase, dtype: np.dtype[Any], clocks: Array) -> None:
         ranks = list(self._lanes.hosts[host])

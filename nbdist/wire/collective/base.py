@@ -76,6 +76,8 @@ class Collective(ABC):
         """Total seconds that this rank has waited, in calls, for the others to make the same call."""
         self.parent: Collective | None = None
         """The group that contains this one, if any."""
+        self.phase_of: Collective | None = None
+        """The group of which each call is made of calls of this one, if any: ranks compare that group's."""
         self._failure: GroupFailure | None = None
         self._current = describe("barrier", (0,), _NOTHING.dtype, self.size)
         self._inside = self._closed = False
@@ -192,6 +194,12 @@ class Collective(ABC):
         if self.parent is not None:
             return self.parent.doing
         return f"{self._current.text}, collective #{self.sequence}"
+
+    @property
+    def compared(self) -> tuple[CollectiveCall, int]:
+        """The call that ranks compare in the current one, and its number."""
+        group = self if self.phase_of is None else self.phase_of
+        return group._current, group.sequence
 
     @property
     def _me(self) -> str:

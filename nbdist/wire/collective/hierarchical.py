@@ -15,20 +15,24 @@ all-reduce of each lane on its share, and an all-gather within every host.
 # A call consists of calls of two inner groups (schedule.py has the plan of each host): the host's group
 # (shared memory, or one rank alone) and the rank's lane.
 #
-#     agreement       host: all-gather of the call's text | leaders (lane 0): all-gather of it | host: barrier
 #     all_reduce      host: reduce-scatter        | lanes: all-reduce     | host: all-gather
 #     reduce_scatter  host: reduce-scatter        | lanes: reduce-scatter |
 #     all_gather                                  | lanes: all-gather     | host: all-gather
 #     broadcast       the root's host: broadcast  | lanes: broadcast      | the other hosts: all-gather
+#                     the other hosts: barrier
+#     barrier         host: barrier               | lanes: barrier        |
 #
 # Hosts with different numbers of ranks. There are as many lanes as the smallest host has ranks. A larger host
 # all-reduces where others reduce-scatter, and the ranks of its lanes broadcast what others all-gather; for an
-# all-gather it collects the values of its ranks first. Lanes carry blocks of one size, padded with zeros.
+# all-gather it collects the values of its ranks first. Lanes carry blocks of one size, padded with zeros. A
+# barrier ends a call in which nothing else makes the ranks without a lane wait for the lanes.
 #
-# Waiting. A rank waits for its host's ranks, then for its lane, then for its host again. The barrier that
-# ends the agreement is the point that a rank passes only after its leader has compared its call with those of
-# all hosts: within a host all ranks compare all texts, between hosts the leaders compare theirs, so no value
-# moves before all ranks agree.
+# Agreement. In each phase the inner group compares the texts of the whole call (`phase_of`), not those of the
+# phase. A rank sends to its lane when its host's ranks have made the same call, and a lane completes a call
+# only if all of its ranks make it, so no rank completes a call on which ranks of any host do not agree. (In
+# an all-gather a host compares at the end, which every host has.)
+#
+# Waiting. A rank waits for its host's ranks, then for its lane, then for its host again.
 #
 # Rounds. The phases of one call, and of consecutive calls, are consecutive calls of the inner groups, which
 # keep their own rounds apart (sync.py, ring.py). Nothing is added here.
@@ -39,7 +43,6 @@ all-reduce of each lane on its share, and an all-gather within every host.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
@@ -61,8 +64,6 @@ from nbdist.wire.collective.call import CollectiveCall, flat
 from nbdist.wire.collective.local import LocalEndpoint
 from nbdist.wire.collective.ring import RingCollective, RingEndpoint
 from nbdist.wire.collective.schedule import (
-    AGREEMENT,
-    TEXT_BYTES,
     HostPlan,
     Lanes,
     Phase,
@@ -82,12 +83,13 @@ class HierarchicalCollective(Collective):
     def __init__(self, member: Member, inner: Collective, lane: RingCollective | None) -> None:
         super().__init__(member.rank, member.labels, member.check)
         self._inner, self._lane = inner, lane
-        inner.parent = self
+        inner.parent = inner.phase_of = self
         if lane is not None:
-            lane.parent = self
+            lane.parent = lane.phase_of = self
         self._lanes = Lanes(host_groups(member.hosts))
         self._host = next(n for n, ranks in enumerate(self._lanes.hosts) if member.rank in ranks)
         self._number = self._lanes.hosts[self._host].index(member.rank)
+        self._late = 0.0  # seconds of waiting, in `inner.waited`, for ranks that have made the call already
         self.notes += [*inner.notes, *(lane.notes if lane is not None else [])]
         if lane is not None and isinstance(inner, ShmCollective):
             # A rank waits in one of its groups; a failure of the other one has to end the wait.
@@ -95,46 +97,33 @@ class HierarchicalCollective(Collective):
             inner.also_check(lane.check)
 
     def _perform(self, call: CollectiveCall, x: Array, out: Array) -> None:
+        plan = self._lanes.plan(call, self._host)
         try:
-            begun = time.perf_counter()
-            self._agree(call)
-            self.waited += time.perf_counter() - begun
             if call.what == "all_reduce":
-                self._all_reduce(call, x, out)
+                self._all_reduce(call, plan, x, out)
             elif call.what == "reduce_scatter":
-                self._reduce_scatter(call, x, out)
+                self._reduce_scatter(call, plan, x, out)
             elif call.what == "all_gather":
-                self._all_gather(call, x, out)
+                self._all_gather(call, plan, x, out)
             elif call.what == "broadcast":
-                self._broadcast(call, x, out)
+                self._broadcast(call, plan, x, out)
+            else:
+                for phase in plan.phases:
+                    if phase.among == "host" or self._lane is not None:
+                        self._do(phase, x)
         except NbdistError as error:
             raise GroupBroken.by(type(error).__name__, str(error)) from None
+        self.waited = self._inner.waited + (0.0 if self._lane is None else self._lane.waited) - self._late
 
-    def _agree(self, call: CollectiveCall) -> None:
-        """Compare the calls of all ranks, by their texts, before any value moves."""
-        text = np.zeros(TEXT_BYTES, np.uint8)
-        raw = call.text.encode()[:TEXT_BYTES]
-        text[: len(raw)] = np.frombuffer(raw, np.uint8)
-        here, between, barrier = AGREEMENT
-        self._compare(self._lanes.hosts[self._host], self._do(here, text))
-        if self._number == 0:
-            self._compare(self._lanes.members(0), self._do(between, text))
-        self._do(barrier, text)
-
-    def _compare(self, ranks: Sequence[int], texts: Array) -> None:
-        calls = {rank: text.tobytes().rstrip(b"\0").decode() for rank, text in zip(ranks, texts)}
-        GroupBroken.raise_unless_same(calls, self.sequence, self.labels)
-
-    def _all_reduce(self, call: CollectiveCall, x: Array, out: Array) -> None:
+    def _all_reduce(self, call: CollectiveCall, plan: HostPlan, x: Array, out: Array) -> None:
         given = self._shares(flat(call, x))
         direct = out.flags.c_contiguous and out.dtype == call.work and out.size == given.size
         taken = out.reshape(given.shape) if direct else np.empty_like(given)
-        plan = self._lanes.plan(call, self._host)
         self._between(call, plan, self._collected(call, plan, given), taken)
         if not direct:
             np.copyto(out, taken.reshape(-1)[: call.count].reshape(call.shape), casting="same_kind")
 
-    def _reduce_scatter(self, call: CollectiveCall, x: Array, out: Array) -> None:
+    def _reduce_scatter(self, call: CollectiveCall, plan: HostPlan, x: Array, out: Array) -> None:
         lanes, row = self._lanes, prod(call.shape[1:])
         items = flat(call, x)
         given = np.zeros((lanes.count, len(lanes.hosts), lanes.turns, most_items(call)), call.work)
@@ -142,14 +131,12 @@ class HierarchicalCollective(Collective):
             low, high = call.rows(rank)
             given[lane, host, turn, : (high - low) * row] = items[low * row : high * row]
         taken = np.empty((lanes.count, *given.shape[2:]), call.work)
-        plan = lanes.plan(call, self._host)
         self._between(call, plan, self._collected(call, plan, given), taken)
         own = taken[self._number % lanes.count, self._number // lanes.count, : out.size]
         np.copyto(out, own.reshape(out.shape), casting="same_kind")
 
-    def _all_gather(self, call: CollectiveCall, x: Array, out: Array) -> None:
+    def _all_gather(self, call: CollectiveCall, plan: HostPlan, x: Array, out: Array) -> None:
         lanes = self._lanes
-        plan = lanes.plan(call, self._host)
         here = flat(call, x)[np.newaxis]
         for phase in plan.collect:
             here = self._do(phase, here[0])[self._number % lanes.count :: lanes.count]
@@ -160,8 +147,7 @@ class HierarchicalCollective(Collective):
         for rank, lane, host, turn in lanes.places():
             out[rank, ...] = taken[lane, host, turn].reshape(call.shape)
 
-    def _broadcast(self, call: CollectiveCall, x: Array, out: Array) -> None:
-        plan = self._lanes.plan(call, self._host)
+    def _broadcast(self, call: CollectiveCall, plan: HostPlan, x: Array, out: Array) -> None:
         value = flat(call, x)
         for phase in plan.collect:
             value = self._do(phase, value)
@@ -203,11 +189,13 @@ class HierarchicalCollective(Collective):
 
     def _spread(self, plan: HostPlan, taken: Array) -> None:
         """Bring the lanes' rows to all ranks of this host."""
+        waited = self._inner.waited
         for phase in plan.spread:
             if phase.what == "all_gather":
                 self._do(phase, taken[self._number], out=taken)
-            else:
+            else:  # a broadcast, or a barrier that takes nothing
                 self._do(phase, taken[phase.root], out=taken[phase.root])
+        self._late += self._inner.waited - waited
 
     def _do(self, phase: Phase, x: Array, op: str = "", out: Array | None = None) -> Array:
         """Execute one phase of a call in the inner group that it is for."""

@@ -85,7 +85,8 @@ class RingCollective(Collective):
         self._neighbours.also_check = check
 
     def _perform(self, call: CollectiveCall, x: Array, out: Array) -> None:
-        self._neighbours.begin(call.text, self.sequence, self._timeout)
+        compared, number = self.compared
+        self._neighbours.begin(compared.text, self.sequence, self._timeout, number)
         if self.size == 1:
             np.copyto(out, x, casting="same_kind")  # the first axis of an all-gather has length 1
         elif call.what == "broadcast":
@@ -249,13 +250,13 @@ class Neighbours:
         self._announced = False
         self._left: dict[int, int] = {}  # by rank: how many calls it has finished
         self._lost: dict[int, float] = {}  # by rank: the time at which its connection was found lost
-        self._text, self._sequence, self._finished = "", 0, 0
+        self._text, self._sequence, self._number, self._finished = "", 0, 0, 0
         self._deadline: float | None = None
         self._first_sent = self._first_received = True
 
-    def begin(self, text: str, sequence: int, timeout: float | None) -> None:
-        """Begin a call that all ranks describe by `text`."""
-        self._text, self._sequence = text, sequence
+    def begin(self, text: str, sequence: int, timeout: float | None, number: int) -> None:
+        """Begin a call that all ranks describe by `text`; its `number` is for error messages."""
+        self._text, self._sequence, self._number = text, sequence, number
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._first_sent = self._first_received = True
         self.check()
@@ -394,7 +395,7 @@ class Neighbours:
         calls = {self._before: text, self._member.rank: self._text}
         if text != self._text:
             self.check()  # a failure that a rank announced is the better reason
-            GroupBroken.raise_unless_same(calls, self._sequence, self._member.labels)
+            GroupBroken.raise_unless_same(calls, self._number, self._member.labels)
 
     def _check_neighbours(self) -> None:
         """Raise GroupBroken if the connection to a neighbour is lost, or at the deadline."""

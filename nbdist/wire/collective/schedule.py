@@ -21,7 +21,6 @@ from nbdist.wire.collective.call import REDUCING, CollectiveCall
 CHUNK_BYTES = 1 << 19
 ROUNDS_IN_FLIGHT = 4  # rounds
 BEGIN = -1
-TEXT_BYTES = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,23 +131,15 @@ def host_groups(hosts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
 
 
 class Phase(NamedTuple):
-    """A part of a hierarchical call: a call of the ranks of a host, of the hosts' leaders, or of each lane.
+    """A part of a hierarchical call: a call of the ranks of a host, or of each lane.
 
     `items` is the number of items of each rank; `root` is a rank of the inner group, -1 if there is none.
     """
 
-    among: Literal["host", "leaders", "lanes"]
+    among: Literal["host", "lanes"]
     what: str
     items: int
     root: int = -1
-
-
-AGREEMENT = (
-    Phase("host", "all_gather", TEXT_BYTES),
-    Phase("leaders", "all_gather", TEXT_BYTES),
-    Phase("host", "barrier", 0),
-)
-"""The phases that compare the calls of all ranks, as texts in bytes, before any value moves."""
 
 
 @dataclass(frozen=True)
@@ -187,9 +178,10 @@ class Lanes:
                 yield rank, number % self.count, host, number // self.count
 
     def plan(self, call: CollectiveCall, host: int) -> HostPlan:
-        """Return the phases of a call on one host, after the agreement.
+        """Return the phases of a call on one host.
 
-        A value crosses the network once per host, not once per rank.
+        A value crosses the network once per host, not once per rank. The ranks of a host have made the same
+        call before one of them sends another host anything that completes a call there.
 
         >>> from nbdist.wire.collective.call import describe
         >>> import numpy as np
@@ -199,21 +191,17 @@ class Lanes:
         ['reduce_scatter of 10 among host', 'all_reduce of 5 among lanes', 'all_gather of 5 among host']
         """
         ranks, lanes = len(self.hosts[host]), self.count
-        alone, even = ranks == 1, ranks == lanes
-        width = -(-call.count // lanes)
-        root = -1
-        collect: tuple[Phase, ...] = ()
-        if call.what == "all_reduce":
-            given = taken = width
-        elif call.what == "reduce_scatter":
+        even, width, root = ranks == lanes, -(-call.count // lanes), -1
+        collect: tuple[Phase, ...] = (Phase("host", "barrier", 0),)
+        given = taken = width
+        if call.what == "reduce_scatter":
             taken = self.turns * most_items(call)
             given = len(self.hosts) * taken
         elif call.what == "all_gather":
             given = self.turns * call.count
             taken = len(self.hosts) * given
             collect = () if even else (Phase("host", "all_gather", call.count),)
-        else:
-            given = taken = width
+        elif call.what == "broadcast":
             root = next(number for number, ranks in enumerate(self.hosts) if call.root in ranks)
             if root == host:
                 collect = (Phase("host", "broadcast", call.count, self.hosts[host].index(call.root)),)
@@ -222,17 +210,19 @@ class Lanes:
         spread: tuple[Phase, ...] = (Phase("host", "all_gather", taken),)
         if not even:
             spread = tuple(Phase("host", "broadcast", taken, lane) for lane in range(lanes))
-        if root == host or (call.what == "reduce_scatter" and even):
+        if root == host or call.what == "barrier":
+            spread = (Phase("host", "barrier", 0),)
+        if even and (root == host or call.what in ("reduce_scatter", "barrier")):
             spread = ()
         between = Phase("lanes", call.what, given, root)
-        return HostPlan(() if alone else collect, between, () if alone else spread)
+        return HostPlan(collect, between, spread) if ranks > 1 else HostPlan((), between, ())
 
 
 class HostPlan(NamedTuple):
     """The phases of a hierarchical call on one host."""
 
     collect: tuple[Phase, ...]
-    """Brings what the host's ranks give to the ranks of the lanes; a host of one rank has no such phase."""
+    """Brings what the host's ranks give to the ranks of the lanes: one phase or none."""
     between: Phase
     """The call of each lane."""
     spread: tuple[Phase, ...]

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from nbdist.wire.collective.call import describe
 from nbdist.wire.collective.schedule import (
-    AGREEMENT,
     BEGIN,
     ROUNDS_IN_FLIGHT,
     Lanes,
@@ -105,22 +104,25 @@ def test_every_rank_has_a_place_and_every_lane_a_rank_of_each_host(
     for lane in range(lanes.count):
         assert lanes.members(lane) == [rank for rank, at, _, turn in places if (at, turn) == (lane, 0)]
     root = data.draw(st.integers(0, len(hosts) - 1))
-    for what in ("all_reduce", "reduce_scatter", "all_gather", "broadcast"):
+    for what in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"):
         call = call_of(what, count, len(hosts), root if what == "broadcast" else -1)
         plans = [lanes.plan(call, host) for host in range(len(lanes.hosts))]
         assert len({plan.between for plan in plans}) == 1
         for ranks, plan in zip(lanes.hosts, plans):
             assert {phase.among for phase in (*plan.collect, *plan.spread)} <= {"host"}
             assert len(ranks) > 1 or not (plan.collect or plan.spread)
+            compares_first = what != "all_gather" or len(ranks) > lanes.count
+            assert len(plan.collect) == (len(ranks) > 1 and compares_first)
+            assert compares_first or len(ranks) == 1 or len(plan.spread) == 1
+            assert len(ranks) == lanes.count or plan.spread, "a rank without a lane waits for none"
             assert all(-1 <= phase.root < len(ranks) for phase in (*plan.collect, *plan.spread))
             assert plan.between.among == "lanes"
             assert -1 <= plan.between.root < len(lanes.hosts)
-    assert [phase.among for phase in AGREEMENT] == ["host", "leaders", "host"]
 
 
 @pytest.mark.parametrize(
     ("host", "expected"),
-    [(0, [("lanes", 1), ("host", -1)]), (1, [("host", 1), ("lanes", 1)]), (2, [("lanes", 1)])],
+    [(0, [("host", -1), ("lanes", 1), ("host", -1)]), (1, [("host", 1), ("lanes", 1)]), (2, [("lanes", 1)])],
 )
 def test_a_broadcast_begins_on_the_host_of_its_root(host: int, expected: list[tuple[str, int]]) -> None:
     hosts = ((0, 2), (1, 3)) if host < 2 else ((0, 2), (3,), (1,))

@@ -59,7 +59,8 @@ class ShmCollective(Collective):
         self._others = [segments[rank].words for rank in range(self.size) if rank != self.rank]
         self._eager = eager_bytes(self.size)
         self._counters = SequenceCounters(self.rank, segments, synchronizer, self.labels)
-        self._counters.sequence = lambda: self.sequence
+        self._counters.instead = lambda: None if self.phase_of is None else self.compared[0]
+        self._counters.sequence = lambda: self.compared[1]
         self._eager_calls, self._chunked_calls = (
             EagerProtocol(self._counters),
             ChunkedProtocol(self._counters),
