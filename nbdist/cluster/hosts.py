@@ -197,8 +197,9 @@ TO = r"connect to host (?P<at>\S+) port (?P<port>[0-9]+): "
 CAUSES = (
     Cause(
         "configuration",
-        r"(?P<said>Bad owner or permissions on \S+|Can't open user config file .+|\S+ line [0-9]+: .+|"
-        r"\S+: terminating, .*|unix_listener: .*)",
+        r"(?P<said>Bad owner or permissions on \S+|Can't open user config file .+|"
+        r"\S+ line [0-9]+: Bad .+|.+ line [0-9]+: missing .+|terminating, [0-9]+ bad configuration options|"
+        r"unix_listener: path .* too long .*)",
         "the configuration of ssh on this host is not accepted ({said}); correct it",
     ),
     Cause(
@@ -300,6 +301,11 @@ CAUSES = (
         "the connection was lost; check that the host is on and its network",
     ),
     Cause(
+        "killed",
+        r"\A\s*\Z",
+        "its command was ended by a signal there, as when memory runs out; look at `dmesg` there",
+    ),
+    Cause(
         "process limit",
         r"(?:exec|shell) request failed|[Ff]ork.*: Resource temporarily unavailable",
         "it cannot start a process for this user; raise the limit there (ulimit -u)",
@@ -326,7 +332,7 @@ CAUSES = (
     ),
     Cause(
         "command",
-        r"(?P<said>[^\n]+)",
+        r"(?P<said>[^\n]*)\s*\Z",
         "the shell there finds no such command ({said}); install it, or give its path",
         status=(126, 127),
     ),
@@ -365,7 +371,9 @@ def find_cause(status: int | None, stderr: str) -> tuple[Cause, dict[str, str]]:
             and (status in cause.status or not cause.status)
             and (found := re.search(cause.pattern, stderr))
         ):
-            values = {name: clip(value or "", LONGEST_REASON) for name, value in found.groupdict().items()}
+            values = {
+                name: clip((value or "").strip(), LONGEST_REASON) for name, value in found.groupdict().items()
+            }
             return cause, values
     if status is None:
         return LATE, {}

@@ -261,10 +261,10 @@ def server() -> Iterator[observe.TokenServer]:
 
 def test_a_host_is_reached_by_the_proof(server: observe.TokenServer) -> None:
     address = f"127.0.0.1:{server.port}"
-    assert observe.dial(address, "a" * 64) == {"own": "127.0.0.1"}
-    assert observe.dial(address, "b" * 64) == {"error": "another program answers"}
+    assert observe.dial(address, "a" * 64, 10.0) == {"own": "127.0.0.1"}
+    assert observe.dial(address, "b" * 64, 10.0) == {"error": "another program answers"}
     with socket.create_connection(("127.0.0.1", server.port)) as silent:
-        assert observe.dial(address, "a" * 64) == {"own": "127.0.0.1"}
+        assert observe.dial(address, "a" * 64, 10.0) == {"own": "127.0.0.1"}
         silent.sendall(b"\0" * observe.QUESTION_BYTES)
         assert len(observe.receive(silent, 100)) == 32
 
@@ -272,8 +272,8 @@ def test_a_host_is_reached_by_the_proof(server: observe.TokenServer) -> None:
 def test_another_program_at_the_port_is_not_the_host() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        assert observe.dial(address, "a" * 64) == {"error": "timed out"}
-    assert observe.dial(address, "a" * 64) == {"error": "Connection refused"}
+        assert observe.dial(address, "a" * 64, 0.2) == {"error": "timed out"}
+    assert observe.dial(address, "a" * 64, 10.0) == {"error": "Connection refused"}
 
 
 def test_the_head_is_reached_at_any_of_its_addresses(

@@ -197,7 +197,16 @@ TRACEBACK = "Traceback (most recent call last):\n  File ...\nModuleNotFoundError
             "Bad configuration option: wrong",
         ),
         ("configuration", 255, "Bad owner or permissions on /home/me/.ssh/config", "/home/me/.ssh/config"),
-        ("configuration", 255, "unix_listener: path too long for Unix domain socket", "too long"),
+        ("configuration", 255, 'unix_listener: path "/home/me" too long for Unix domain socket', "too long"),
+        (
+            "refused",
+            255,
+            '/home/me/.ssh/config line 3: Unsupported option "gssapiauthentication"\n'
+            "unix_listener: cannot bind to path /home/me/c: No such file or directory\n"
+            "ssh: connect to host 10.0.0.1 port 22: Connection refused\n",
+            "port 22 of 10.0.0.1",
+        ),
+        ("killed", 255, "", "ended by a signal"),
         ("process limit", 255, "shell request failed on channel 0", "ulimit -u"),
         ("process limit", 254, "bash: fork: retry: Resource temporarily unavailable", "ulimit -u"),
         ("quota", 1, "OSError: [Errno 122] Disk quota exceeded: '/home/me'", "quota"),
@@ -206,6 +215,8 @@ TRACEBACK = "Traceback (most recent call last):\n  File ...\nModuleNotFoundError
         ("nbdist", 1, "ModuleNotFoundError: No module named 'nbdist'", "install the nbdist of this host"),
         ("module", 1, TRACEBACK, "no module numpy"),
         ("command", 127, "bash: line 1: python: command not found\n", "python: command not found"),
+        ("command", 127, "Welcome!\nfish: Unknown command: python\r\n", "(fish: Unknown command: python"),
+        ("command", 127, "", "finds no such command"),
         ("command", 126, "sh: 1: /opt/python: Permission denied", "/opt/python"),
         ("late", None, "", "within the limit"),
         ("unexplained", 3, "a\nlast words\n\n", "status 3: last words"),

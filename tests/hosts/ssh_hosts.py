@@ -51,6 +51,9 @@ class SshHosts(Hosts):
 
     All that they need is in ``folder``: ``config`` and ``known_hosts`` of ssh, a user's key ``id``, and a key
     and a log of each sshd. On the hosts ``config`` is the system's configuration of ssh.
+
+    Each pair of hosts that talk takes two of this machine's 1,024 neighbours (gc_thresh3): of more than 30
+    hosts that all talk to each other some find no route.
     """
 
     def __init__(self, folder: Path, count: int = 3) -> None:

@@ -15,7 +15,6 @@ from waiting import limit
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]
 
 SECONDS = 10.0  # for all sentences
-SYSTEM_PYTHON = "/usr/bin/python3"
 WITHOUT_OPTUNA = """
 import importlib.metadata as metadata
 found = metadata.version
@@ -108,14 +107,14 @@ def test_hosts_that_ssh_does_not_reach(ssh_hosts: SshHosts) -> None:
 
 
 @pytest.mark.parametrize("ssh_hosts", [7], indirect=True)
-@pytest.mark.skipif(not os.path.exists(SYSTEM_PYTHON), reason=f"no {SYSTEM_PYTHON} here")
 def test_hosts_with_another_python(ssh_hosts: SshHosts) -> None:
     hosts = ssh_hosts
     hosts.restart_sshd("host1", environment={"PATH": "/nowhere"})
-    own = hosts.folder / "own"
-    own.mkdir()
-    (own / "python").symlink_to(SYSTEM_PYTHON)
-    hosts.restart_sshd("host2", environment={"PATH": f"{own}:/usr/bin:/bin", "PYTHONPATH": ""})
+    # A Python of the same version, outside of the environment with nbdist.
+    other = hosts.folder / "other"
+    other.mkdir()
+    (other / "python").symlink_to(sys._base_executable)  # type: ignore[attr-defined]
+    hosts.restart_sshd("host2", environment={"PATH": f"{other}:/usr/bin:/bin", "PYTHONPATH": ""})
     customized(hosts, "host3", "import sys; sys.version_info = (3, 8, 10)")
     customized(hosts, "host4", "import platform; platform.python_version = lambda: '3.99.1'")
     with_package(hosts, "host5", "nbdist", "9.9.9")
@@ -179,7 +178,20 @@ def test_hosts_that_a_cluster_can_use(ssh_hosts: SshHosts, tmp_path: Path) -> No
     listed = tmp_path / "hosts"
     listed.write_text("host1 slots=2  # a comment\nroot@host2\nhost3:1\n")
     assert doctor(ssh_hosts, [f"@{listed}"], "--gpus", "auto") == {}
-    assert doctor(ssh_hosts, [f"[::1]:{PORT}"[:5], "host1"]) != {}
     for host in ssh_hosts.names:
-        assert ssh_hosts.processes(host, 5.0) == []
         assert list(ssh_hosts.path(host, ssh_hosts.home).iterdir()) == []
+
+
+def test_the_configuration_of_ssh_is_used(ssh_hosts: SshHosts) -> None:
+    """A jump host, a name of one's own, and a connection that ssh keeps in the background."""
+    hosts = ssh_hosts
+    hosts.drop("host2", "head", port=PORT)
+    config = hosts.folder / "config"
+    jumps = "".join(
+        f"Host {name}\n  HostName {address}\n  ProxyJump host1\n"
+        for name, address in (("behind", hosts.addresses["host2"]), ("beyond", f"{NETWORK}.200"))
+    )
+    kept = "Host host3\n  ControlMaster auto\n  ControlPersist 1\n  ControlPath /run/%C\n"
+    config.write_text(jumps + kept + config.read_text())
+    found = doctor(hosts, ["host1", "behind", "beyond", "host3"])
+    expect(found, {"beyond": "the jump host cannot reach it (No route to host)"})

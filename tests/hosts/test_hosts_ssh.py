@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from host_namespaces import HERE, processes_in
 from ssh_hosts import PORT, SshHosts, why_not
 from waiting import until
+
+from nbdist.cluster.hosts import ssh_command, why_ssh_ended
 
 pytestmark = pytest.mark.netns
 
@@ -76,6 +79,35 @@ def test_broken_hosts(ssh_hosts: SshHosts) -> None:
     assert "64M" in hosts.at("host2", "df", "-h", "/dev/shm").stdout
     hosts.power_off("host3")
     assert hosts.up() == ["host1", "host2", "head"]
+
+
+def test_connections_that_end(ssh_hosts: SshHosts) -> None:
+    """What ssh prints then is explained."""
+    hosts = ssh_hosts
+    lost = "the connection was lost; check that the host is on"
+    assert "ended by a signal there" in why_ended(hosts, "host1", lambda: hosts.at("host1", "pkill", "sleep"))
+    killed = lambda: hosts.at("host1", "pkill", "-KILL", "-f", "^sshd: root")
+    assert lost in why_ended(hosts, "host1", killed)
+    assert lost in why_ended(hosts, "host1", lambda: hosts.freeze("host1"))
+    assert lost in why_ended(hosts, "host2", lambda: hosts.cut("host2"))
+    assert lost in why_ended(hosts, "host3", lambda: hosts.power_off("host3"))
+    hosts.thaw("host1")
+    hosts.heal("host2")
+    # A command outlives its connection, unless it reads its input.
+    for host in ("host1", "host2"):
+        hosts.at(host, "pkill", "sleep")
+
+
+def why_ended(hosts: SshHosts, host: str, end: Callable[[], object]) -> str:
+    """Return what is said of an ssh with a connection to a host whose end is something's consequence."""
+    alive = ("-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=2")
+    command = hosts.command("head", *ssh_command(host, "echo up; exec sleep 1000", options=alive))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ssh:
+        assert ssh.stdout is not None
+        assert ssh.stdout.readline() == "up\n"
+        end()
+        _, stderr = ssh.communicate(timeout=60)
+    return why_ssh_ended(host, ssh.returncode, stderr)
 
 
 def test_a_host_that_dials_in_vain(ssh_hosts: SshHosts) -> None:

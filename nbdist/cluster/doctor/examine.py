@@ -16,6 +16,7 @@ import secrets
 import selectors
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -50,6 +51,7 @@ from nbdist.json_values import mapping, number, object_in, text, whole
 FACTS_LIMIT = 6.5  # seconds until a host must have said what it is
 LIMIT = 8.5  # seconds until the hosts must have dialed each other
 CONNECT_SECONDS = 5
+DIAL_SECONDS = 4.0  # for the hosts to dial each other: two lost packets are no reason
 END_SECONDS = 1.0  # for ssh to end after its host has
 MOST_BYTES = 1 << 20  # that a host may print
 MOST_ADDRESSES = 16
@@ -182,9 +184,12 @@ def packages_of(extra: str) -> list[str]:
 
 def own_addresses() -> list[str]:
     """Return the addresses by which other hosts may reach this one."""
-    found = [entry.address for entries in psutil.net_if_addrs().values() for entry in entries]
-    usable = (one for one in found if one.count(".") == 3 or ("::" in one and "%" not in one))
-    return [one for one in usable if not is_loopback(one)][:MOST_ADDRESSES]
+    kinds = (socket.AF_INET, socket.AF_INET6)
+    entries = [one for entries in psutil.net_if_addrs().values() for one in entries if one.family in kinds]
+    found = sorted(entries, key=lambda entry: kinds.index(entry.family))
+    # One with a "%" is of a link, and means nothing on another host.
+    usable = [one.address for one in found if "%" not in one.address and not is_loopback(one.address)]
+    return usable[:MOST_ADDRESSES]
 
 
 def with_twins(found: Sequence[Examined]) -> list[Examined]:
@@ -227,9 +232,11 @@ class _Examination:
             self._receive(self._hosts, 1, FACTS_LIMIT)
             there = [host for host in self._hosts if host.answers and not host.ended]
             listening = {host.name: at for host in there if (at := host.listens_at)}
+            seconds = min(DIAL_SECONDS, LIMIT - 0.5 - (time.monotonic() - self._begun))
             for host in there:
+                peers = {name: at for name, at in listening.items() if name != host.name}
                 host.asked = time.time()
-                host.send({"peers": {name: at for name, at in listening.items() if name != host.name}})
+                host.send({"peers": peers, "seconds": seconds})
             self._receive(there, 2, LIMIT)
         finally:
             self._close()

@@ -4,7 +4,7 @@ The client sends this file's text over ssh's standard input, and then two lines 
 line as an answer to each, after `MARK`, because a shell may print other lines:
 
     {"token": ..., "head": ..., "packages": [...]}    ->  `facts`, and whether the head is reached
-    {"peers": {"b": "10.0.0.2:4000"}}                 ->  its clock, and an error for each peer out of reach
+    {"peers": {"b": "10.0.0.2:4000"}, "seconds": 4}   ->  its clock, and an error for each peer out of reach
 
 A host reaches another if that one's `TokenServer` proves that it has the token of this examination, which is
 never sent between them: an open port alone may be another program's. Each fact has a time limit of its own,
@@ -39,7 +39,9 @@ from typing import Any
 MARK = "nbdist-doctor "
 LONGEST = 20.0  # seconds until this process ends itself
 FACT_SECONDS = 3.0  # for all facts together
-DIAL_SECONDS = 1.5  # for a connection and the proof
+GPU_SECONDS = 2.0
+HEAD_SECONDS = 2.5  # for a connection to the head and its proof, a part of FACT_SECONDS
+ANSWER_SECONDS = 5.0  # for a client of a server to send its question
 MOST_DIALS = 64  # at a time
 MOST_CONNECTIONS = 64  # of a server at a time
 QUESTION_BYTES = 32
@@ -161,11 +163,17 @@ def gpus() -> dict[str, Any]:
     """Return the names of the NVIDIA GPUs, and whether their driver is loaded."""
     loaded = os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg")
     command = shutil.which("nvidia-smi")
+    # Those that this host, or this container, may open.
+    devices = [str(path) for path in Path("/dev").glob("nvidia[0-9]*")]
     if command is None:
-        return {"driver": loaded, "names": []}
-    done = subprocess.run(
-        [command, "-L"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=FACT_SECONDS
-    )
+        return {"driver": loaded, "names": devices}
+    try:
+        done = subprocess.run(
+            [command, "-L"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=GPU_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        # Without persistence mode the driver initializes each GPU first.
+        return {"driver": loaded, "names": devices}
     names = [line.partition(" (UUID")[0] for line in done.stdout.splitlines() if line.startswith("GPU ")]
     said = (done.stdout + done.stderr).strip().splitlines()
     return {"driver": loaded, "names": names, **({"error": said[-1]} if done.returncode and said else {})}
@@ -206,7 +214,7 @@ class TokenServer:
     def _answer(self, one: socket.socket) -> None:
         try:
             with suppress(OSError), one:
-                one.settimeout(DIAL_SECONDS)
+                one.settimeout(ANSWER_SECONDS)
                 one.sendall(_proof(self._token, receive(one, QUESTION_BYTES)))
         finally:
             self._left.release()
@@ -224,11 +232,11 @@ def receive(one: socket.socket, count: int) -> bytes:
     return found
 
 
-def dial(address: str, token: str) -> dict[str, Any]:
+def dial(address: str, token: str, seconds: float) -> dict[str, Any]:
     """Return the own address towards a `TokenServer` at ``host:port``, or {"error": why}."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=DIAL_SECONDS) as one:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds) as one:
             question = secrets.token_bytes(QUESTION_BYTES)
             expected = _proof(token.encode(), question)
             one.sendall(question)
@@ -239,13 +247,14 @@ def dial(address: str, token: str) -> dict[str, Any]:
         return {"error": "timed out" if isinstance(error, TimeoutError) else error.strerror or str(error)}
 
 
-def dial_all(addresses: Mapping[str, str], token: str) -> dict[str, dict[str, Any]]:
+def dial_all(addresses: Mapping[str, str], token: str, seconds: float) -> dict[str, dict[str, Any]]:
     """Return the result of `dial` for each address, by its name."""
     found: dict[str, dict[str, Any]] = {}
-    names = list(addresses)
+    names, deadline = list(addresses), time.monotonic() + seconds
     for start in range(0, len(names), MOST_DIALS):
         some = names[start : start + MOST_DIALS]
-        found |= together({name: partial(dial, addresses[name], token) for name in some}, DIAL_SECONDS + 0.5)
+        left = max(0.0, deadline - time.monotonic())
+        found |= together({name: partial(dial, addresses[name], token, left) for name in some}, left + 0.3)
     return found
 
 
@@ -256,7 +265,7 @@ def reach_head(hosts: Sequence[str], port: int, token: str) -> dict[str, Any]:
     """
     came = os.environ.get("SSH_CONNECTION", "").split(" ")
     tried = dict.fromkeys(join_address(host, port) for host in (came[0], *hosts) if host)
-    found = dial_all({address: address for address in tried}, token)
+    found = dial_all({address: address for address in tried}, token, HEAD_SECONDS)
     for address, result in found.items():
         if "own" in result:
             return {"address": address, "own": result["own"]}
@@ -279,8 +288,8 @@ def main() -> None:
     head = partial(reach_head, plan["head"]["addresses"], plan["head"]["port"], token)
     _tell(facts(plan, {"head": head}) | {"port": server.port})
     if line := sys.stdin.readline():
-        now = time.time()
-        found = dial_all(json.loads(line)["peers"], token)
+        now, order = time.time(), json.loads(line)
+        found = dial_all(order["peers"], token, order["seconds"])
         _tell({"clock": now, "peers": {name: result.get("error") for name, result in found.items()}})
         # The other hosts dial this one until the client ends the input.
         sys.stdin.read()
