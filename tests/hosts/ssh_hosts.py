@@ -168,8 +168,13 @@ class SshHosts(Hosts):
     def stop_sshd(self, host: str) -> None:
         """End a host's sshd; its connections stay."""
         if sshd := self._sshd.pop(host, None):
-            sshd.kill()
-            sshd.wait()
+            # nsenter, which has started it from outside, ends after it: then its port is free. It stops with
+            # an sshd that is frozen.
+            for pid in children(sshd.pid) or [sshd.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            sshd.send_signal(signal.SIGCONT)
+            sshd.wait(UP_SECONDS)
 
     def drop(self, host: str, towards: str, *, port: int = 0) -> None:
         """Have all that a host sends to another vanish; with ``port`` only what it sends from that TCP port.
