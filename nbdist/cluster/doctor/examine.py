@@ -183,13 +183,10 @@ def packages_of(extra: str) -> list[str]:
 
 
 def own_addresses() -> list[str]:
-    """Return the addresses by which other hosts may reach this one."""
-    kinds = (socket.AF_INET, socket.AF_INET6)
-    entries = [one for entries in psutil.net_if_addrs().values() for one in entries if one.family in kinds]
-    found = sorted(entries, key=lambda entry: kinds.index(entry.family))
-    # One with a "%" is of a link, and means nothing on another host.
-    usable = [one.address for one in found if "%" not in one.address and not is_loopback(one.address)]
-    return usable[:MOST_ADDRESSES]
+    """Return the IPv4 addresses by which other hosts may reach this one."""
+    entries = [one for entries in psutil.net_if_addrs().values() for one in entries]
+    found = [one.address for one in entries if one.family == socket.AF_INET]
+    return [address for address in found if not is_loopback(address)][:MOST_ADDRESSES]
 
 
 def with_twins(found: Sequence[Examined]) -> list[Examined]:
@@ -331,7 +328,7 @@ class _Connection:
         """Where its `TokenServer` listens, "" if that is unknown."""
         facts = self.answers[0] if self.answers else {}
         own, port = text(mapping(facts.get("head")).get("own")), whole(facts.get("port"), 1 << 16)
-        return observe.join_address(own, port) if own and port and not is_loopback(own) else ""
+        return f"{own}:{port}" if own and port and not is_loopback(own) else ""
 
     def end_input(self) -> None:
         """End the input of the program there, and thereby the program."""

@@ -8,7 +8,6 @@ from another version of Python or of nbdist, so a value may be missing, or of an
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -275,8 +274,8 @@ def _head_unreached(host: Examined, here: Examined, wanted: Wanted) -> Values | 
         return None
     errors = mapping(head.get("errors"))
     tried = list(errors)[:MOST_NAMED]
-    said = text(errors[tried[0]]) if tried else text(head.get("error")) or "no address is known"
-    return {"addresses": " or ".join(tried) or "any address", "said": said}
+    said = text(errors[tried[0]]) if tried else text(head.get("error")) or "none is known"
+    return {"addresses": " or ".join(tried) or "an IPv4 address", "said": said}
 
 
 def _loopback(host: Examined, here: Examined, wanted: Wanted) -> Values | None:
@@ -285,16 +284,12 @@ def _loopback(host: Examined, here: Examined, wanted: Wanted) -> Values | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address is one that only its own host reaches.
+    """Return whether an IPv4 address is one that only its own host reaches.
 
-    >>> is_loopback("127.0.0.1"), is_loopback("::ffff:10.0.0.1"), is_loopback("")
+    >>> is_loopback("127.0.0.1"), is_loopback("10.0.0.1"), is_loopback("")
     (True, False, False)
     """
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+    return address.startswith("127.")
 
 
 def _peers_unreached(host: Examined, here: Examined, wanted: Wanted) -> Values | None:

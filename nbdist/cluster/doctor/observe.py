@@ -183,14 +183,15 @@ def gpus() -> dict[str, Any]:
 
 
 class TokenServer:
-    """A server on a free port of all addresses, which proves that it has a token: HMAC of what it is sent."""
+    """A server on a free port of all IPv4 addresses, as those of a cluster on several hosts.
+
+    It proves that it has a token: HMAC of what it is sent.
+    """
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
         self._left = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
-        self._socket = socket.create_server(("", 0), family=family, backlog=128, dualstack_ipv6=both)
+        self._socket = socket.create_server(("0.0.0.0", 0), backlog=128)
         self.port: int = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, name="nbdist doctor", daemon=True).start()
 
@@ -236,7 +237,7 @@ def dial(address: str, token: str, seconds: float) -> dict[str, Any]:
     """Return the own address towards a `TokenServer` at ``host:port``, or {"error": why}."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds) as one:
+        with socket.create_connection((host, int(port)), timeout=seconds) as one:
             question = secrets.token_bytes(QUESTION_BYTES)
             expected = _proof(token.encode(), question)
             one.sendall(question)
@@ -264,18 +265,18 @@ def reach_head(hosts: Sequence[str], port: int, token: str) -> dict[str, Any]:
     The first one to try is that from which ssh came.
     """
     came = os.environ.get("SSH_CONNECTION", "").split(" ")
-    tried = dict.fromkeys(join_address(host, port) for host in (came[0], *hosts) if host)
+    tried = dict.fromkeys(f"{host}:{port}" for host in (came[0], *hosts) if is_ipv4(host))
     found = dial_all({address: address for address in tried}, token, HEAD_SECONDS)
     for address, result in found.items():
         if "own" in result:
             return {"address": address, "own": result["own"]}
-    own = came[2] if len(came) > 2 else ""
+    own = came[2] if len(came) > 2 and is_ipv4(came[2]) else ""
     return {"errors": {address: result["error"] for address, result in found.items()}, "own": own}
 
 
-def join_address(host: str, port: int) -> str:
-    """Return ``host:port``, an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def is_ipv4(address: str) -> bool:
+    """Return whether a text is an IPv4 address."""
+    return address.count(".") == 3 and ":" not in address
 
 
 def main() -> None:
