@@ -1,18 +1,15 @@
-"""The step of srun: its command, and what it prints. `tests/slurm` runs it on a real Slurm."""
+"""The step of srun: its command and its variables. `tests/slurm` runs it on a real Slurm."""
 
 from __future__ import annotations
 
 import pytest
 
 from nbdist.cluster.launchers.slurm.launcher import (
-    StepOutput,
-    call,
     parse_version,
     slurm_environment,
     step_command,
     wall_time_left,
 )
-from nbdist.errors import FailedPreconditionError
 
 
 @pytest.mark.parametrize(
@@ -56,71 +53,5 @@ def test_variables_of_the_job_around_are_left_out() -> None:
     assert slurm_environment({**kept, **job}) == kept
 
 
-def read(*lines: str) -> tuple[StepOutput, list[object]]:
-    output = StepOutput("12", ("n1", "n2", "n3"))
-    return output, [found for line in lines if (found := output.read_stderr(line))]
-
-
-@pytest.mark.parametrize(
-    ("lines", "cause"),
-    [
-        (
-            [
-                "2: slurmstepd-n3: error: execve(): /x/python: No such file or directory",
-                "srun: error: n[1-3]: tasks 0-2: Exited with exit code 2",
-            ],
-            "n3: there is no /x/python; the nodes need the notebook's Python",
-        ),
-        (
-            [
-                "1: Traceback (most recent call last):",
-                "1: ModuleNotFoundError: No module named 'nbdist'",
-                "0: slurmstepd-n1: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-11-30T01:53:20 ***",
-                "srun: error: n2: task 1: Exited with exit code 1",
-            ],
-            "n2: Exited with exit code 1; its last line: ModuleNotFoundError: No module named 'nbdist'",
-        ),
-        (["srun: error: n2: task 1: Out Of Memory"], "n2: Out Of Memory"),
-        (
-            ["srun: error: Unable to create step for job 12: Requested nodes are busy"],
-            "another step holds its cores, and steps share cores since Slurm 20.11 only: start Jupyter in "
-            "the job's script without srun",
-        ),
-        (
-            ["srun: error: Unable to create step for job 12: Invalid generic resource (gres) specification"],
-            "Unable to create step for job 12: Invalid generic resource (gres) specification",
-        ),
-        (["srun: error: Node failure on n[1-2]"], "Slurm lost n1, n2"),
-        (["srun: cluster configuration lacks support for cpu binding"], "srun ended with exit code 9"),
-        ([], "srun ended with exit code 9"),
-    ],
-)
-def test_why_a_step_has_failed(lines: list[str], cause: str) -> None:
-    assert read(*lines)[0].cause(9) == cause
-
-
-def test_the_progress_of_a_step() -> None:
-    output, progress = read(
-        "srun: Job 12 step creation temporarily disabled, retrying (Requested nodes are busy)",
-        "srun: Step created for job 12",
-        "srun: error: Node failure on n2",
-        "srun: error: Node failure on n[2-3]",
-    )
-    assert progress == [
-        {"job": "12", "waiting": "job 12 has no room for a step: Requested nodes are busy"},
-        {"job": "12", "lost": ["n2"]},
-        {"job": "12", "lost": ["n3"]},
-    ]
-    assert output.read_stdout('1: {"up": 1, "host": "elsewhere"}') == {"up": 1, "job": "12", "host": "n2"}
-    assert output.read_stdout("1: [1, 2]") is None
-    assert output.read_stdout("7: words of no node") is None
-    assert list(output.printed) == ["n2: [1, 2]", "7: words of no node"]
-
-
-def test_without_slurm_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(
-        FailedPreconditionError, match=r"there is no squeue on the PATH: .* `module load slurm`"
-    ):
-        call("squeue")
+def test_outside_of_a_job_no_time_is_left_to_know() -> None:
     assert wall_time_left({}) is None

@@ -110,6 +110,7 @@ class SlurmNodes:
             self.start("munged", "--foreground", "--force", *options)
             until((munge / "socket").exists, describe=self.logs)
             self.start_controller()
+            until(lambda: not self.run("scontrol", "ping", check=False).returncode, describe=self.logs)
             for node in NODES:
                 self._boot(node)
             until(self.is_idle, describe=self.logs)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from slurm_nodes import SlurmNodes
+from waiting import until
 
 pytestmark = pytest.mark.netns
 
@@ -51,6 +52,7 @@ def test_the_transcripts_are_what_slurm_prints(slurm: SlurmNodes) -> None:
     transcript = Transcript(slurm)
 
     def block(found: re.Match[str]) -> str:
+        until(slurm.is_idle)
         commands = re.findall(r"^\$ (.*)$", found[0], re.MULTILINE)
         return "".join(f"$ {command}\n{transcript.of(command)}" for command in commands)
 

@@ -29,13 +29,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from nbdist.cluster.launchers.slurm.launcher import (
-    HOST_PROGRAM,
-    LONGEST_LINE,
-    Ended,
-    SlurmLauncher,
-    end_at_signals,
-)
+from nbdist.cluster.launchers.job import HOST_PROGRAM, LONGEST_LINE, Ended, end_at_signals
+from nbdist.cluster.launchers.slurm.launcher import SlurmLauncher
 from nbdist.cluster.launchers.slurm.request import SETTINGS, TEMPLATE, JobRequest
 from nbdist.errors import InvalidArgumentError, NbdistError
 

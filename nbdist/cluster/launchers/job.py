@@ -1,0 +1,367 @@
+"""A job of a batch system that holds nodes, and a program that runs on each of them.
+
+    class Launcher(JobLauncher): ...         # how to submit, to look, to cancel, and to reach the nodes
+    Launcher(...).run()                      # until the programs have ended; an NbdistError says why not
+
+A job may lose its nodes and get others: after a preemption, or in a new job after the wall time. So
+`JobLauncher.run` repeats: wait until the job runs, run the programs, look at what became of the job.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbdist.cluster.launchers.slurm.status import (
+    Job,
+    describe_end,
+    describe_waiting,
+    expand_nodes,
+    next_action,
+)
+from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
+
+HOST_PROGRAM = (sys.executable, "-m", "nbdist.cluster.supervisor.host")
+LONGEST_LINE = 1 << 20  # bytes
+CALL_SECONDS = 60.0  # until a command of the batch system counts as hanging
+FIRST_POLL, LAST_POLL = 0.25, 30.0  # seconds between two looks at the queue
+SETTLE_SECONDS = 10.0  # until a job that is ending is described by what is known of it
+END_SECONDS = 10.0  # that the programs have, after SIGTERM
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PR_SET_PDEATHSIG = 1
+NOT_REQUEUED = ". With requeue= another job would have followed"
+
+
+class JobLauncher(ABC):
+    """Holds a job, runs a program on each of its nodes, and ends both.
+
+    - ``plan``: the line that each program reads from its standard input
+    - ``requeue``: whether another job follows one that is over through no fault of its own
+    - ``allocation``: the number of the job around this process, which is used instead of a new one
+    """
+
+    environment: Mapping[str, str] = os.environ
+    """The variables of the commands that it runs."""
+
+    def __init__(self, plan: bytes, requeue: bool = False, allocation: str = "") -> None:
+        self.plan = plan
+        self.requeue = requeue
+        self.allocation = allocation
+        self.job = allocation
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._reported: dict[str, Any] = {}
+
+    @abstractmethod
+    def submit(self) -> str:
+        """Submit a job; return its number."""
+
+    @abstractmethod
+    def look(self) -> Job:
+        """Return the job as it is now; UnavailableError if the batch system does not answer."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Ask for the end of the job; in an allocation, of the programs only."""
+
+    @abstractmethod
+    def commands(self, nodes: Sequence[str]) -> list[list[str]]:
+        """Return the commands that run the programs: one for all nodes, or one for each."""
+
+    def nodes_of(self, job: Job) -> tuple[str, ...]:
+        """Return the nodes to use."""
+        return job.nodes
+
+    def run(self) -> None:
+        """Return when the programs have ended by themselves; an NbdistError says why they cannot go on."""
+        try:
+            if not self.job:
+                self._submit()
+            while True:
+                job = self._wait()
+                if job.state == "RUNNING":
+                    nodes = self.nodes_of(job)
+                    cores = job.cores if len(nodes) == len(job.nodes) else None
+                    self.report(job=job.id, hosts=nodes, cores=cores, seconds_left=job.left)
+                    output = StepOutput(job.id, nodes)
+                    code = self._run_step(output)
+                    job = self._settle()
+                    if job.state == "RUNNING":
+                        if code:
+                            raise UnavailableError(f"the step of job {job.id} failed. {output.cause(code)}")
+                        return
+                match next_action(job, self.requeue):
+                    case "submit":
+                        self.report(job=job.id, waiting=f"{describe_end(job)}; another one is submitted")
+                        with suppress(UnavailableError):  # it is over, unless the system repeats it itself
+                            self.cancel()
+                        self._submit()
+                    case "wait" if self.requeue or job.state != "COMPLETING":
+                        pass
+                    case _:
+                        could = next_action(job, requeue=True) == "submit" and not self.allocation
+                        raise UnavailableError(describe_end(job) + (NOT_REQUEUED if could else ""))
+        finally:
+            self.end()
+
+    def report(self, **progress: Any) -> None:
+        """Print a line of progress, unless it is the same as the last one."""
+        if progress != self._reported:
+            self._reported = progress
+            print(json.dumps(progress), flush=True)
+
+    def end(self) -> None:
+        """End the programs, and the job unless it is an allocation of the user's."""
+        try:
+            living = any(process.poll() is None for process in self.processes)
+            if self.job and (living or not self.allocation):
+                self.cancel()
+        except NbdistError as error:
+            print(f"job {self.job} may still run ({error}): look for it, and cancel it", file=sys.stderr)
+        finally:
+            end_processes(self.processes)
+
+    def _submit(self) -> None:
+        with signals_held():
+            self.job = self.submit()
+
+    def _look(self) -> Job | None:
+        try:
+            return self.look()
+        except UnavailableError as error:
+            self.report(job=self.job, waiting=f"the queue does not answer ({error}); it is asked again")
+            return None
+
+    def _wait(self) -> Job:
+        """Return the job when it does not wait any more."""
+        begun = time.monotonic()
+        while True:
+            job = self._look()
+            if job is not None:
+                if next_action(job, self.requeue) != "wait":
+                    return job
+                self.report(job=job.id, waiting=describe_waiting(job))
+            # A third of the time it has waited: soon after the submission a look costs little.
+            time.sleep(min(max(FIRST_POLL, (time.monotonic() - begun) / 3), LAST_POLL))
+
+    def _settle(self) -> Job:
+        """Return the job when its programs have ended: one that ends does not say at once how."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while (job := self._look()) is None or job.state == "COMPLETING":
+            if time.monotonic() > deadline:
+                return job or Job(self.job, "RUNNING")  # for all that is known
+            time.sleep(FIRST_POLL)
+        return job
+
+    def _run_step(self, output: StepOutput) -> int:
+        """Run the programs to their end; report their progress; return the last exit code."""
+        commands = self.commands(output.nodes)
+        self.processes = []
+        for command in commands:
+            with signals_held():
+                self.processes.append(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        env=self.environment,
+                        start_new_session=True,
+                        preexec_fn=become_step,
+                    )
+                )
+        for process in self.processes:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):  # it has ended; its complaint follows
+                process.stdin.write(self.plan)
+                process.stdin.flush()
+        for number, error, line in lines_of(self.processes):
+            text = line if len(commands) == 1 else f"{number}: {line}"
+            if progress := (output.read_stderr if error else output.read_stdout)(text):
+                self.report(**progress)
+        return max(abs(process.wait()) for process in self.processes)
+
+
+LABEL = re.compile(r"\s*(\d+): (.*)", re.DOTALL)
+LOST = re.compile(r"srun: error: Node failure on (\S+)")
+EXITS = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: (.*)")
+BUSY = re.compile(r"srun: (?:Job \S+ )?step creation (?:temporarily|still) disabled, retrying \((.*)\)", re.I)
+NOT_FOUND = re.compile(r"error: execve\(\): (.*): No such file or directory")
+
+
+@dataclass
+class StepOutput:
+    """What srun and the programs on the nodes have printed, line by line."""
+
+    job: str
+    nodes: tuple[str, ...]
+    printed: deque[str] = field(default_factory=lambda: deque(maxlen=20))
+    errors: deque[str] = field(default_factory=lambda: deque(maxlen=20))
+    exits: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+    def read_stdout(self, line: str) -> dict[str, Any] | None:
+        """Return the progress that a program on a node has reported; other lines are kept."""
+        node, text = self._split(line)
+        with suppress(ValueError):
+            if isinstance(value := json.loads(text), dict):
+                return {**value, "job": self.job, "host": node}
+        self._keep(node, text)
+        return None
+
+    def read_stderr(self, line: str) -> dict[str, Any] | None:
+        """Return what a line of srun tells of the step's progress; other lines are kept."""
+        if found := LOST.match(line):
+            new = [node for node in expand_nodes(found[1]) if node not in self.lost]
+            self.lost += new
+            return {"job": self.job, "lost": new} if new else None
+        if found := BUSY.match(line):
+            return {"job": self.job, "waiting": f"job {self.job} has no room for a step: {found[1]}"}
+        if found := EXITS.match(line):
+            self.exits.append(f"{found[1]}: {found[2]}")
+        elif line.startswith("srun: error: "):
+            self.errors.append(line.removeprefix("srun: error: ").strip())
+        elif not line.startswith("srun: "):
+            self._keep(*self._split(line))
+        return None
+
+    def cause(self, code: int) -> str:
+        """Return why the step has failed.
+
+        >>> output = StepOutput("12", ("n1", "n2"))
+        >>> output.read_stderr("1: No module named nbdist")
+        >>> output.read_stderr("srun: error: n2: task 1: Exited with exit code 1")
+        >>> output.cause(1)
+        'n2: Exited with exit code 1; its last line: No module named nbdist'
+        """
+        for line in self.printed:
+            if found := NOT_FOUND.search(line):
+                return (
+                    f"{line.partition(':')[0]}: there is no {found[1]}; the nodes need the notebook's Python"
+                )
+        if any("nodes are busy" in line for line in self.errors):
+            return (
+                "another step holds its cores, and steps share cores since Slurm 20.11 "
+                "only: start Jupyter in the job's script without srun"
+            )
+        if self.lost:
+            return f"Slurm lost {', '.join(self.lost)}"
+        if self.exits:
+            node = expand_nodes(self.exits[0].partition(": ")[0])[0]
+            last = [line.removeprefix(f"{node}: ") for line in self.printed if line.startswith(f"{node}: ")]
+            return self.exits[0] + (f"; its last line: {last[-1]}" if last else "")
+        return (self.errors or self.printed or [f"srun ended with exit code {code}"])[-1]
+
+    def _split(self, line: str) -> tuple[str, str]:
+        found = LABEL.match(line)
+        known = found is not None and int(found[1]) < len(self.nodes)
+        return (self.nodes[int(found[1])], found[2]) if found and known else ("", line)
+
+    def _keep(self, node: str, text: str) -> None:
+        if text.strip() and "CANCELLED AT" not in text:
+            self.printed.append(f"{node}: {text.strip()}" if node else text.strip())
+
+
+def call(*command: str, environment: Mapping[str, str] = os.environ, text: str = "") -> str:
+    """Return what a command of a batch system prints; UnavailableError has its complaint."""
+    try:
+        done = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=CALL_SECONDS,
+            env=environment,
+        )
+    except FileNotFoundError:
+        raise FailedPreconditionError(
+            f"there is no {command[0]} on the PATH: the commands of a batch system are on its login hosts, "
+            "perhaps after `module load`"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise UnavailableError(f"{command[0]} has not answered within {CALL_SECONDS:.0f} s") from None
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if ": error: " in line]
+        said = (errors[-1:] or lines[:1] or [f"exit code {done.returncode}"])[0]
+        raise UnavailableError(said.replace(": error: ", ": "))
+    return done.stdout
+
+
+class Ended(BaseException):
+    """A signal asks this command to end."""
+
+
+def end_at_signals() -> None:
+    """Let the first of the signals that end this command raise `Ended`; the others are ignored."""
+
+    def handle(number: int, frame: object) -> None:
+        for one in END_SIGNALS:
+            signal.signal(one, signal.SIG_IGN)
+        raise Ended
+
+    for number in END_SIGNALS:
+        signal.signal(number, handle)
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Hold back the signals that end this command, until the job or the process that starts is known."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def become_step() -> None:
+    """Run in the process that becomes srun or ssh: it ends when this command is killed (Linux)."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def lines_of(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[tuple[int, bool, str]]:
+    """Yield the lines of all processes: the number of the process, whether it is of stderr, and the text."""
+    pending: dict[int, bytes] = {}
+    with selectors.DefaultSelector() as selector:
+        for number, process in enumerate(processes):
+            for error, stream in enumerate((process.stdout, process.stderr)):
+                assert stream is not None
+                selector.register(stream, selectors.EVENT_READ, (number, bool(error)))
+                pending[stream.fileno()] = b""
+        while selector.get_map():
+            for key, _ in selector.select():
+                chunk = os.read(key.fd, 1 << 16)
+                *lines, rest = (pending[key.fd] + chunk).split(b"\n")
+                if not chunk:
+                    selector.unregister(key.fileobj)
+                if not chunk or len(rest) > LONGEST_LINE:
+                    lines, rest = [*lines, rest], b""
+                pending[key.fd] = rest
+                for line in lines:
+                    if line:
+                        yield *key.data, line.decode(errors="replace")
+
+
+def end_processes(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait for processes that have been asked to end; end those that do not."""
+    for process in processes:
+        for end in (None, process.terminate, process.kill):
+            if end is not None:
+                end()
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=END_SECONDS)
+                break
