@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,8 +28,10 @@ from nbdist.cluster.folder import (
     runs_on,
     this_process,
 )
+from nbdist.cluster.host_status import host_rows, tasks_named
 from nbdist.cluster.hub import HubEngines, check_versions, close_client, connect_client
-from nbdist.cluster.resize import ReplaceTask, check_unused, describe_replacement, find_task, grow, shrink
+from nbdist.cluster.resize import ReplaceTask, check_unused, describe_replacement, grow, shrink
+from nbdist.cluster.resources import count_cores
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
 from nbdist.errors import (
     DataLossError,
@@ -228,12 +231,14 @@ class Cluster:
     ) -> list[TaskInfo]:
         """Replace the processes of tasks and return the new tasks.
 
-        ``task`` is a rank or a name ("worker:1", "/job:worker/task:1"); None means all tasks that are dead. A
-        process that lives, or is frozen, is killed first. The new process has the task's rank, device and
-        environment, and a new namespace; its variables are lost. Other tasks keep theirs, and connections to
-        the old process fail. ``report`` is called with a text of what was done.
+        ``task`` is a rank or a name ("worker:1", "/job:worker/task:1"), or the name of a host, for all of its
+        tasks; None means all tasks that are dead. A process that lives, or is frozen, is killed first. The
+        new process has the task's rank, device and environment, and a new namespace; its variables are lost.
+        Other tasks keep theirs, and connections to the old process fail. ``report`` is called with a text of
+        what was done.
 
-        Raises InvalidArgumentError for an unknown task, FailedPreconditionError while a run uses the task,
+        Raises InvalidArgumentError for an unknown task, for a host without tasks, and for a name that a task
+        and a host have, FailedPreconditionError while a run uses the task,
         UnavailableError while another client changes the cluster or if the new process dies,
         DeadlineExceededError if it does not start within 30 s.
 
@@ -241,7 +246,7 @@ class Cluster:
             restarted in 0.3 s: /job:worker/task:1 (pid 4711 -> 4803)
         """
         self.check_running()
-        infos = self.dead() if task is None else [find_task(self.tasks, task)]
+        infos = self.dead() if task is None else self._tasks_named(task)
         if not infos:
             report(f"no task of cluster {self.id} is dead; name one to restart it, such as worker:0")
             return []
@@ -322,6 +327,26 @@ class Cluster:
         """
         return self._members.status()
 
+    def hosts(self) -> list[dict[str, Any]]:
+        """Return a dictionary per host, in the order of ranks; it sends no message.
+
+        Its keys: ``name`` (in the cluster, as ``node`` of a task; "" for the client's own), ``hostname`` (its
+        own), ``address``, ``cores``, ``gpus`` (their names in CUDA), ``tasks`` (their ranks), ``state`` and
+        ``ends`` (when its job ends, in seconds since 1970; None if no end is known). A state is "up", "lost",
+        or "absent": the host has not come yet, or it was lost and its tasks are on other hosts. What is not
+        known of such a host is None.
+
+            [(row["name"], row["tasks"]) for row in cluster.hosts()]
+            [('a', [0, 1]), ('b', [2, 3])]
+
+        Raises DataLossError if the cluster's cluster.json is damaged, NotFoundError if it has been removed.
+        """
+        tasks, description = self.tasks, read_description(self.folder)
+        own = {"hostname": socket.gethostname(), "address": "127.0.0.1", "cores": count_cores()}
+        own["gpus"] = description.gpus
+        reports = self._supervisor.hosts
+        return host_rows({**reports}, description.slots, tasks, own, self._supervisor.ends)
+
     def stop(self, timeout: float = STOP_SECONDS, *, force: bool = False) -> None:
         """End every process of the cluster, and remove its files and shared memory. May be called twice.
 
@@ -355,6 +380,12 @@ class Cluster:
                 "it or stop it first (run.wait(), run.stop())"
             )
         self.close()
+
+    def _tasks_named(self, task: int | str) -> list[TaskInfo]:
+        """Return the task of a rank or a name, or the tasks of a host."""
+        tasks = self.tasks
+        hosts = dict.fromkeys([*(info.node for info in tasks), *self._supervisor.hosts])
+        return tasks_named(tasks, task, [name for name in hosts if name])
 
     def _check_own(self) -> None:
         """Raise FailedPreconditionError if another process started the cluster and has a run on it."""

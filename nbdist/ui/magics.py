@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import wraps
 from inspect import cleandoc
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from nbdist.cluster.adopt import report_runs, start_or_adopt
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.doctor.examine import examine
+from nbdist.cluster.host_status import describe_host, time_left
 from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError, WorkerError
 from nbdist.metrics.run_folder import duration
 from nbdist.run.follow import InterruptDebounce
@@ -117,6 +118,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         %cluster shrink                       stop the last worker; a run that can continues without it
         %cluster restart worker:1             a new process for a task, with an empty namespace
         %cluster restart                      new processes for all tasks that have died
+        %cluster restart a                    new processes for all tasks of host a
         %cluster detach                       disconnect from the cluster; it keeps running
         %cluster stop                         end the cluster; --force also ends another notebook's run on it
         %cluster doctor --hosts a:2,b:2       what hinders a cluster on these hosts, before one starts
@@ -210,17 +212,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
     def _status(self, line: str) -> None:
         cluster = Cluster.current()
         print(repr(cluster))
-        status = cluster.status()
-        columns = ["rank", "name", "state", "device", "pid", "address"]
-        columns += ["cores"] if any(row["cores"] for row in status) else []  # those that it is bound to
-        rows = [["task" if name == "name" else name for name in columns]]
-        rows += [
-            [str(row["ended"] or row["state"] if name == "state" else row[name]) for name in columns]
-            for row in status
-        ]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        for row in rows:
-            print("  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip())
+        print(status_text(cluster.status(), cluster.hosts(), time.time()))
 
     def _attach(self, line: str) -> Cluster:
         return report_runs(Cluster.attach(line.strip() or None))
@@ -248,6 +240,40 @@ class DistributedMagics(Magics):  # type: ignore[misc]
     def _doctor(self, line: str) -> None:
         _, options = parse(line, DOCTOR_FLAGS, "%cluster doctor", most=0)
         print(examine(**options))
+
+
+def status_text(tasks: Sequence[Mapping[str, Any]], hosts: Sequence[dict[str, Any]], now: float) -> str:
+    """Return the tasks of a cluster as a table, below the name of their host if other hosts have tasks.
+
+    >>> task = dict.fromkeys(("pid", "device", "address", "cores", "ended"), "")
+    >>> task |= {"rank": 0, "name": "worker", "state": "running"}
+    >>> host = {"name": "a", "state": "lost", "tasks": [0], "ends": 60.0}
+    >>> print(status_text([task], [host], now=0.0))
+    job ends in 1 min 00 s
+    host a: lost
+      rank  task    state    device  pid  address
+      0     worker  running
+    """
+    columns = ["rank", "name", "state", "device", "pid", "address"]
+    columns += ["cores"] if any(row["cores"] for row in tasks) else []  # those that it is bound to
+    rows = {
+        row["rank"]: [str(row["ended"] or row["state"] if name == "state" else row[name]) for name in columns]
+        for row in tasks
+    }
+    head = ["task" if name == "name" else name for name in columns]
+    widths = [max(map(len, texts)) for texts in zip(head, *rows.values(), strict=True)]
+
+    def table(rows: Iterable[Sequence[str]], indent: str = "") -> list[str]:
+        cells = ((f"{text:<{width}}" for text, width in zip(row, widths, strict=True)) for row in rows)
+        return [f"{indent}{'  '.join(row).rstrip()}" for row in cells]
+
+    if not any(host["name"] for host in hosts):
+        return "\n".join(table([head, *rows.values()]))
+    lines = [time_left(next((host["ends"] for host in hosts if host["ends"]), None), now)]
+    for number, host in enumerate(hosts):
+        own = [rows[rank] for rank in host["tasks"] if rank in rows]
+        lines += [describe_host(host), *table([head, *own] if number == 0 else own, "  ")]
+    return "\n".join(filter(None, lines))
 
 
 def how_many(line: str, magic: str) -> int:

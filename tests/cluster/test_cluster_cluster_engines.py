@@ -263,6 +263,14 @@ def test_status_has_a_row_per_task(cluster: Cluster) -> None:
     rows = cluster.status()
     assert [row["name"] for row in rows] == [info.name for info in cluster.tasks]
     assert {row["state"] for row in rows} == {"running"}
+    assert {row["node"] for row in rows} == {""}
+
+
+def test_the_hosts_of_a_cluster_on_one_host_are_this_one(cluster: Cluster) -> None:
+    (row,) = cluster.hosts()
+    assert (row["name"], row["state"], row["address"], row["ends"]) == ("", "up", "127.0.0.1", None)
+    assert row["tasks"] == [info.rank for info in cluster.tasks]
+    assert row["cores"] >= 1
 
 
 def test_results_are_not_kept(cluster: Cluster) -> None:

@@ -13,6 +13,7 @@ from actor import serve
 import nbdist as nb
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.launch import start_cluster
+from nbdist.ui.magics import status_text
 
 phases: list[str] = []
 following: list[str] = []
@@ -119,10 +120,10 @@ def dead(ranks: list[int], seconds: float = 15.0) -> list[Any]:
     return [*ended, time.monotonic() - begun]
 
 
-def restart() -> list[str]:
-    """Replace all dead tasks; return what was reported."""
+def restart(task: int | str | None = None) -> list[str]:
+    """Replace a task, the tasks of a host, or all dead ones; return what was reported."""
     lines: list[str] = []
-    Cluster.current().restart(report=lines.append)
+    Cluster.current().restart(task, report=lines.append)
     return [*lines, *nodes(Cluster.current())]
 
 
@@ -141,10 +142,16 @@ def rest(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
+def status() -> dict[str, Any]:
+    """Return the hosts, the host of each task, and what %cluster prints."""
+    cluster = Cluster.current()
+    rows, hosts = cluster.status(), cluster.hosts()
+    return {"hosts": hosts, "nodes": [row["node"] for row in rows], "text": status_text(rows, hosts, 0.0)}
+
+
 def seconds_left() -> float:
     """Return the time that the job of the hosts has left."""
-    ends = Cluster.current()._supervisor.ends
-    assert ends is not None
+    (ends,) = {row["ends"] for row in Cluster.current().hosts()}
     return ends - time.time()
 
 
@@ -156,6 +163,6 @@ def stop() -> float:
 
 ORDERS = (
     *(start, reports, run, train, background, attach, finish, kill, dead, restart),
-    *(grow, grown, shrink, rest, seconds_left, stop),
+    *(grow, grown, shrink, rest, status, seconds_left, stop),
 )
 serve({one.__name__: one for one in ORDERS})

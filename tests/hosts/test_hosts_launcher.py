@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from actors import Actor
@@ -55,11 +56,33 @@ def test_a_cluster_trains_changes_and_ends_as_on_one_host(client: Actor, ssh_hos
     restarted = client.do(do="restart")
     assert restarted[0].startswith("restarted in")
     assert restarted[1:] == started["nodes"]
+    check_status(client.do(do="status"), ssh_hosts)
+    pids = client.do(do="run", code="__import__('os').getpid()")
+    restarted = client.do(do="restart", task="host2")
+    assert restarted[0].count("->") == 2  # its worker and its parameter server
+    now = client.do(do="run", code="__import__('os').getpid()")
+    assert [rank for rank, pid in enumerate(now) if pid != pids[rank]] == [2, 5]
     grown = client.do(do="grow", workers=2)
     assert grown == [*started["nodes"], "host3", "host2"]
     assert client.do(do="shrink", workers=2) == started["nodes"]
     assert client.do(do="train", strategy="multi_worker")["error"] is None
     assert client.do(do="stop") < limit(3)
+
+
+def check_status(status: dict[str, Any], hosts: SshHosts) -> None:
+    """Check what is said of the hosts of a cluster on host1:2,host2:1,host3:1 with two parameter servers."""
+    ranks = {"host1": [0, 1, 4], "host2": [2, 5], "host3": [3]}
+    assert {row["name"]: row["tasks"] for row in status["hosts"]} == ranks
+    assert status["nodes"] == ["host1", "host1", "host2", "host3", "host1", "host2"]
+    for row in status["hosts"]:
+        assert (row["state"], row["hostname"]) == ("up", row["name"])
+        assert (row["address"], row["ends"]) == (hosts.addresses[row["name"]], None)
+        assert row["cores"] >= 1
+    lines = status["text"].splitlines()
+    assert [line.split(":")[0] for line in lines if line.startswith("host")] == [
+        f"host {name} ({hosts.addresses[name]})" for name in ranks
+    ]
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == ["rank", *"014253"]
 
 
 def test_a_host_that_does_not_come_is_one_sentence(client: Actor, ssh_hosts: SshHosts) -> None:
@@ -91,9 +114,14 @@ def test_the_tasks_of_lost_hosts_move_to_another(client: Actor, ssh_hosts: SshHo
     assert seconds < limit(LOST_SECONDS)
     assert until(lambda: not traces(ssh_hosts, "host2"), limit(LOST_SECONDS))  # it has ended its tasks itself
     ssh_hosts.heal("host2")  # and does not come back
+    states = {row["name"]: row["state"] for row in client.do(do="status")["hosts"]}
+    assert states == {"host1": "up", "host2": "lost", "host3": "lost"}
     told, *nodes = client.do(do="restart")
     assert "its host host2 was lost: its process is on host1 now" in told
     assert nodes == ["host1", "host1", "host1"]
+    status = client.do(do="status")
+    assert [row["state"] for row in status["hosts"]] == ["up", "absent", "absent"]
+    assert "host host2: not there" in status["text"]
     assert client.do(do="train", strategy="multi_worker")["error"] is None
     client.do(do="stop")
 

@@ -1,0 +1,120 @@
+"""The hosts of a cluster and what each has, as rows for `Cluster.hosts` and as text for ``%cluster``. Pure.
+
+    rows = host_rows(reports, slots, tasks, own, ends)      # one for each host, in the order of ranks
+    print(describe_host(rows[0]))                           # host a (10.0.0.1): 8 cores, 2 GPUs
+
+A host is known by its report while its supervisor is there, by the plan of the cluster from the start on, and
+by its tasks until they have moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from nbdist.cluster.resize import find_task
+from nbdist.errors import InvalidArgumentError
+from nbdist.metrics.run_folder import duration
+from nbdist.runtime.task import TaskInfo
+
+UP, LOST, ABSENT = "up", "lost", "absent"
+Row = dict[str, Any]
+
+
+def host_rows(
+    reports: Mapping[str, Mapping[str, Any]],
+    slots: Iterable[str],
+    tasks: Sequence[TaskInfo],
+    own: Mapping[str, Any],
+    ends: float | None,
+) -> list[Row]:
+    """Return a row for each host.
+
+    - ``reports``: what the hosts with a supervisor say of themselves, by name
+    - ``slots``: the names of all hosts that the cluster was started on, none for the client's own alone
+    - ``own``: the report of the client's host, whose name is ""
+    - ``ends``: when the job of the other hosts ends, in seconds since 1970
+
+    >>> task = TaskInfo("worker", 0, 0, "7f", 7, "10.0.0.1:80", "CPU:0", 1, node="a")
+    >>> report = {"hostname": "gpu1", "address": "10.0.0.1", "cores": 8, "gpus": []}
+    >>> rows = host_rows({"a": report}, ["a", "b"], [task], {}, None)
+    >>> [(row["name"], row["state"], row["tasks"]) for row in rows]
+    [('a', 'up', [0]), ('b', 'absent', [])]
+    """
+    names = dict.fromkeys([*slots, *(task.node for task in tasks), *reports])
+    rows = []
+    for name in names:
+        ranks = [task.rank for task in tasks if task.node == name]
+        report = reports.get(name) if name else own
+        missing = LOST if ranks else ABSENT
+        said = report or {}
+        rows.append(
+            {
+                "name": name,
+                "hostname": said.get("hostname"),
+                "address": said.get("address"),
+                "cores": said.get("cores"),
+                "gpus": None if report is None else list(said.get("gpus", ())),
+                "tasks": ranks,
+                "state": UP if report is not None else missing,
+                "ends": ends if name else None,
+            }
+        )
+    return rows
+
+
+def describe_host(row: Row) -> str:
+    """Return a host in one line.
+
+    >>> describe_host({"name": "b", "state": "lost"})
+    'host b: lost'
+    >>> describe_host({"name": "b", "state": "up", "address": "10.0.0.2", "cores": 1, "gpus": ["0"]})
+    'host b (10.0.0.2): 1 core, 1 GPU'
+    """
+    name = f"host {row['name']}" if row["name"] else "this host"
+    if row["state"] == LOST:
+        return f"{name}: lost"
+    if row["state"] == ABSENT:
+        return f"{name}: not there; it has not come yet, or was lost"
+    cores, gpus = row["cores"], len(row["gpus"])
+    parts = [f"{cores} core{'s' * (cores != 1)}", f"{gpus} GPU{'s' * (gpus != 1)}" if gpus else ""]
+    return f"{name} ({row['address']}): {', '.join(filter(None, parts))}"
+
+
+def time_left(ends: float | None, now: float) -> str:
+    """Return when the job of the hosts ends, in words; "" if that is not known.
+
+    >>> time_left(8000.0, 3680.0), time_left(8000.0, 9000.0), time_left(None, 0.0)
+    ('job ends in 1 h 12 min', 'job has ended', '')
+    """
+    if ends is None:
+        return ""
+    return f"job ends in {duration(ends - now)}" if ends > now else "job has ended"
+
+
+def tasks_named(tasks: Sequence[TaskInfo], name: int | str, hosts: Iterable[str]) -> list[TaskInfo]:
+    """Return the task of a rank or a name, or all tasks of a host.
+
+    Raises InvalidArgumentError for a name that is neither, or is both, and for a host without tasks.
+
+    >>> tasks = [TaskInfo("worker", one, one, "7f", 7, "", "CPU:0", 1, node="a") for one in (0, 1)]
+    >>> [len(tasks_named(tasks, name, ["a"])) for name in (1, "worker:0", "a")]
+    [1, 1, 2]
+    """
+    host, known = str(name).strip(), list(hosts)
+    is_host = isinstance(name, str) and host in known
+    try:
+        task = find_task(tasks, name)
+    except InvalidArgumentError as error:
+        if not is_host:
+            also = f"; the hosts are {', '.join(known)}" if known else ""
+            raise InvalidArgumentError(f"{error}{also}") from None
+        if found := [task for task in tasks if task.node == host]:
+            return found
+        raise InvalidArgumentError(f"host {host} has no task: there is nothing to restart on it") from None
+    if is_host:
+        raise InvalidArgumentError(
+            f"{host!r} names both {task.name} and a host: say {task.name} for the task; for the host, "
+            "restart its tasks by their names"
+        )
+    return [task]
