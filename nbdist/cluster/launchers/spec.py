@@ -101,13 +101,14 @@ def no_commands(settings: Mapping[str, Any], hosts: Sequence[str]) -> tuple[Host
 class LauncherSetting:
     """A setting of one launcher: a keyword of `start_cluster` and a flag of ``%cluster start``.
 
-    ``read`` makes a value of a flag's text, ``shows`` stands for the value in the help. ``check`` raises
-    InvalidArgumentError for an invalid value. Values and ``default`` are plain JSON values.
+    ``read`` makes a value of a flag's text, ``shows`` stands for the value in the help; a flag whose ``read``
+    is None takes no value and means True. ``check`` raises InvalidArgumentError for an invalid value. Values
+    and ``default`` are plain JSON values.
     """
 
     name: str
     help: str
-    read: Callable[[str], Any] = str
+    read: Callable[[str], Any] | None = str
     shows: str = "VALUE"
     default: Any = None
     check: Callable[[Any], None] = field(default=lambda value: None)

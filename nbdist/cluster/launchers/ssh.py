@@ -8,10 +8,12 @@ The session carries nothing else: supervisors and tasks connect to this host by 
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.hosts import Host, read_hosts, ssh_command, why_ssh_ended
@@ -19,6 +21,7 @@ from nbdist.cluster.launchers.local import ForkLauncher
 from nbdist.cluster.launchers.spec import HostCommand, LauncherSetting, LauncherSpec
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 
+SYNC_FAILED = 78  # exit code of `nbdist.cluster.environments`, whose errors are a sentence
 # ssh notices that the network fails; supervisors notice it by themselves, too.
 OPTIONS = ("-o", "ServerAliveInterval=5", "-o", "ClearAllForwardings=yes", "-o", "ForwardX11=no")
 
@@ -31,6 +34,10 @@ def require_ssh() -> None:
 
 def ssh_hosts(settings: Mapping[str, Any]) -> tuple[Host, ...]:
     """Return the hosts of the settings; InvalidArgumentError without any."""
+    if settings.get("wheels") and not settings.get("sync_env"):
+        raise InvalidArgumentError(
+            "wheels= is for sync_env=True (--sync-env), which installs them: give both"
+        )
     if not settings["hosts"]:
         raise InvalidArgumentError(
             "launcher 'ssh' needs hosts: hosts='a:2,b:2' (--hosts a:2,b:2), or the path of a file of hosts"
@@ -39,18 +46,45 @@ def ssh_hosts(settings: Mapping[str, Any]) -> tuple[Host, ...]:
 
 
 def ssh_commands(settings: Mapping[str, Any], hosts: Sequence[str]) -> tuple[HostCommand, ...]:
-    """Return an ssh command for each host.
+    """Return an ssh command for each host, or the command that makes its environment and becomes that one.
 
     >>> (command,) = ssh_commands({"python": "/opt/py/bin/python"}, ["ann@a"])
     >>> command.argv[-1], command.hosts
     ('exec /opt/py/bin/python -m nbdist.cluster.supervisor.host ann@a', ('ann@a',))
     """
+    if sync := sync_options(settings):
+        program = (sys.executable, "-m", "nbdist.cluster.environments")
+        return tuple(HostCommand((*program, *sync, "--", host), (host,)) for host in hosts)
     python, module = settings["python"] or sys.executable, "nbdist.cluster.supervisor.host"
     found = []
     for host in hosts:
         command = f"exec {shlex.join((python, '-m', module, host))}"
         found.append(HostCommand(tuple(ssh_command(host, command, options=OPTIONS)), (host,)))
     return tuple(found)
+
+
+def sync_options(settings: Mapping[str, Any]) -> list[str]:
+    """Return the options of `nbdist.cluster.environments`, none where nothing is sent to the hosts.
+
+    >>> sync_options({"sync_env": True, "wheels": "~/wheels", "python": None})
+    ['--env', '--wheels=~/wheels']
+    """
+    options = ["--env"] if settings.get("sync_env") else []
+    if wheels := settings.get("wheels"):
+        options.append(f"--wheels={wheels}")
+    if settings.get("sync_modules"):
+        options.append(f"--modules={os.getcwd()}")
+    if options and settings["python"]:
+        options.append(f"--python={settings['python']}")
+    return options
+
+
+def ssh_ended(host: str, code: int, errors: str) -> str:
+    """Return why the command of a host has ended, in a sentence."""
+    lines = errors.strip().splitlines()
+    if code == SYNC_FAILED and lines and lines[-1].startswith(f"host {host}: "):
+        return lines[-1]
+    return why_ssh_ended(host, code, errors)
 
 
 def check_hosts(value: Any) -> None:
@@ -66,6 +100,24 @@ def check_python(value: Any) -> None:
     if value is not None and (not isinstance(value, str) or not value.strip()):
         raise InvalidArgumentError(
             f"python is the path of the hosts' Python, such as '/opt/venv/bin/python', not {value!r}"
+        )
+
+
+def check_switch(value: Any) -> None:
+    """Raise InvalidArgumentError unless a setting is True or False."""
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"sync_env and sync_modules are True or False, not {value!r}")
+
+
+def check_wheels(value: Any) -> None:
+    """Raise InvalidArgumentError unless a setting is a folder with wheels."""
+    if value is None:
+        return
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidArgumentError(f"wheels is the path of a folder with wheels, not {value!r}")
+    if next(Path(value).expanduser().glob("*.whl"), None) is None:
+        raise InvalidArgumentError(
+            f"wheels={value!r} is no folder with wheels; fill one with `pip download -d FOLDER NAME==VERSION`"
         )
 
 
@@ -87,8 +139,30 @@ SPEC = LauncherSpec(
             shows="PATH",
             check=check_python,
         ),
+        LauncherSetting(
+            "sync_env",
+            "make the notebook's environment on each host, with uv, unless it is there",
+            read=None,
+            shows="",
+            default=False,
+            check=check_switch,
+        ),
+        LauncherSetting(
+            "wheels",
+            "with --sync-env: a folder of wheels that are sent, for hosts without a network",
+            shows="FOLDER",
+            check=check_wheels,
+        ),
+        LauncherSetting(
+            "sync_modules",
+            "send the Python files below this folder to the hosts, for the tasks to import",
+            read=None,
+            shows="",
+            default=False,
+            check=check_switch,
+        ),
     ),
     hosts=ssh_hosts,
     commands=ssh_commands,
-    explain=why_ssh_ended,
+    explain=ssh_ended,
 )

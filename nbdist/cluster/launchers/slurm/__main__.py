@@ -40,7 +40,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m nbdist.cluster.launchers.slurm", allow_abbrev=False)
     for setting in SETTINGS:
         parser.add_argument(
-            setting.flag, type=setting.read, metavar=setting.shows, default=setting.default, help=setting.help
+            setting.flag,
+            type=setting.read or str,
+            metavar=setting.shows,
+            default=setting.default,
+            help=setting.help,
         )
     parser.add_argument("--name", default=JobRequest.name, help="the job's name in the queue")
     parser.add_argument("--requeue", action="store_true", help="go on in a new job after the wall time")
