@@ -15,7 +15,7 @@ pytestmark = pytest.mark.netns
 
 KILLED = """
 import json, os, signal, sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:]
 from host_namespaces import TwoHosts
 hosts = TwoHosts()
 hosts.run("a", "network_actor.py").do(do="where")
@@ -60,7 +60,8 @@ def test_this_machine_is_not_in_their_network(two_hosts: TwoHosts) -> None:
 def test_a_killed_test_leaves_nothing() -> None:
     if why := why_not():
         pytest.skip(why)
-    done = subprocess.run([sys.executable, "-c", KILLED, str(HERE)], capture_output=True, text=True)
+    command = [sys.executable, "-c", KILLED, str(HERE), str(HERE.parent)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == -9, done.stderr
     namespaces = set(json.loads(done.stdout))
     assert len(namespaces) == 9
