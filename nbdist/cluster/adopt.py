@@ -36,7 +36,7 @@ from nbdist.cluster.folder import (
 )
 from nbdist.cluster.hub import own_versions
 from nbdist.cluster.launch import start_cluster
-from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, all_settings
+from nbdist.cluster.launchers.registry import AUTO, DEFAULT_LAUNCHER, all_settings, choose_launcher
 from nbdist.cluster.supervisor.client import SupervisorClient, end_frozen
 from nbdist.errors import DeadlineExceededError, NbdistError, UnavailableError
 
@@ -120,8 +120,12 @@ def why_not(cluster: AbandonedCluster, wanted: Mapping[str, Any] | None) -> str:
         return ""
     if wanted.get("cluster_id") not in (None, cluster.id):
         return f"its id is not {wanted['cluster_id']!r}"
-    for name, usual in SHAPE.items():
-        has, asked = getattr(cluster.description, name), wanted.get(name, usual)
+    spec, _ = choose_launcher(str(wanted.get("launcher", AUTO)), wanted)
+    wanted = {**wanted, "launcher": spec.name}
+    usual_shape = {**SHAPE, "workers": sum(cluster.description.slots.values()) or SHAPE["workers"]}
+    for name, usual in usual_shape.items():
+        has, asked = getattr(cluster.description, name), wanted.get(name)
+        asked = usual if asked is None else asked
         if has != asked:
             return f"it has {has} {name} and not {asked}"
     for name, default in REQUESTED.items():

@@ -30,7 +30,7 @@ from nbdist.cluster.hub import (
     write_ipyparallel_files,
 )
 from nbdist.cluster.late_hosts import LateHosts
-from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, all_settings, find_launcher
+from nbdist.cluster.launchers.registry import AUTO, all_settings, choose_launcher
 from nbdist.cluster.launchers.spec import LauncherSpec
 from nbdist.cluster.placement import check_least, place, worker_slots
 from nbdist.cluster.resources import (
@@ -70,7 +70,7 @@ def start_cluster(
     data: int = 0,
     *,
     min_workers: int | None = None,
-    launcher: str = DEFAULT_LAUNCHER,
+    launcher: str = AUTO,
     gpus: str | int = "auto",
     gpu_memory: float | None = None,
     threads: int | None = None,
@@ -97,7 +97,8 @@ def start_cluster(
       come later join it, and a running training that takes workers. None for all
     - ``launcher``: how the tasks' processes start. "local" starts plain engines; "mpi" starts them as the
       ranks of one MPI world, so that collectives of kind "mpi" work (needs ``pip install nbdist[mpi]``);
-      "ssh" starts them on other hosts (``hosts="a:2,b:2"``), see docs/hosts.md
+      "ssh" starts them on other hosts (``hosts="a:2,b:2"``, docs/hosts.md), "slurm" in a job of Slurm
+      (docs/slurm.md). "auto" is "slurm" in an allocation, "ssh" with hosts, else "local", and says so
     - ``gpus``: "auto" (all GPUs and MIG slices that this process may use), "none", how many, or their UUIDs,
       separated by commas ("GPU-8f3a,MIG-91bc"; see nvidia-smi -L). Each worker has one GPU; several workers
       share one if there are fewer GPUs than workers. Other tasks have none. On a host with several
@@ -128,9 +129,11 @@ def start_cluster(
         servers 0.1 s
         ready in 0.7 s: 3 workers, 1 ps
     """
-    spec = find_launcher(launcher)
     for name in settings.keys() - all_settings().keys():
         raise TypeError(f"start_cluster() got an unexpected keyword argument {name!r}")
+    spec, why = choose_launcher(launcher, settings)
+    if why and report is not None:
+        report(f"launcher {spec.name}: {why}")
     settings = spec.read_settings(settings)
     hosts = spec.hosts(settings)
     wanted = WORKERS if workers is None and not hosts else workers
@@ -141,7 +144,7 @@ def start_cluster(
         raise InvalidArgumentError(f"orphan_timeout is a number of seconds above 0, not {orphan_timeout!r}")
     spec.check()
     asked = {
-        "launcher": launcher,
+        "launcher": spec.name,
         "gpus": gpus,
         "gpu_memory": gpu_memory,
         "threads": threads,

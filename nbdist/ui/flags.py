@@ -11,7 +11,7 @@ from typing import Any
 
 from nbdist.cluster.gpus import parse_gpus
 from nbdist.cluster.hosts import read_hosts
-from nbdist.cluster.launchers.registry import LAUNCHERS, all_settings, describe_launchers
+from nbdist.cluster.launchers.registry import AUTO, LAUNCHERS, all_settings, describe_launchers
 from nbdist.distribute.registry import default_strategy, trial_strategies
 from nbdist.errors import InvalidArgumentError, nearest
 from nbdist.frameworks.registry import FRAMEWORKS
@@ -159,7 +159,7 @@ START_FLAGS = {
     "--min-workers": Flag(
         "min_workers", int, "N", "with hosts: workers that make the cluster ready; others join later"
     ),
-    "--launcher": Flag("launcher", str, "|".join(LAUNCHERS), describe_launchers()),
+    "--launcher": Flag("launcher", str, "|".join((AUTO, *LAUNCHERS)), describe_launchers()),
     **{
         one.flag: Flag(one.name, one.read, one.shows, f"with --launcher {launcher}: {one.help}")
         for one, launcher in all_settings().values()

@@ -30,6 +30,15 @@ def host_identity() -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
+def own_addresses() -> list[str]:
+    """Return the IPv4 addresses of this host by which others may reach it, loopback last."""
+    import psutil  # here, since engines need none of this
+
+    entries = [one for entries in psutil.net_if_addrs().values() for one in entries]
+    found = [one.address for one in entries if one.family == socket.AF_INET]
+    return sorted(found, key=lambda address: address.startswith("127."))
+
+
 def address_towards(tasks: Iterable[str]) -> str:
     """Return this host's address for tasks at these addresses (host:port); loopback if all are on this host.
 

@@ -18,6 +18,7 @@ from nbdist.cluster.launchers.registry import (
     DEFAULT_LAUNCHER,
     LAUNCHERS,
     all_settings,
+    choose_launcher,
     find_launcher,
 )
 from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
@@ -75,12 +76,37 @@ def test_the_sidebar_offers_what_is_installed(spec: LauncherSpec) -> None:
     assert (spec.name in about()["launchers"]) == (spec.is_installed() and not spec.needs_settings())
 
 
+@pytest.mark.parametrize(
+    ("settings", "variables", "chosen"),
+    [
+        ({}, {}, ("local", "")),
+        ({"hosts": "a:2"}, {}, ("ssh", "hosts are given")),
+        ({"hosts": None, "nodes": 2}, {}, ("slurm", "--nodes is given")),
+        ({}, {"SLURM_JOB_ID": "7"}, ("slurm", "this process is in job 7 of Slurm")),
+        ({"hosts": "a:2"}, {"SLURM_JOB_ID": "7"}, ("ssh", "hosts are given")),
+    ],
+)
+def test_the_launcher_that_fits_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    variables: dict[str, str],
+    chosen: tuple[str, str],
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr("nbdist.cluster.launchers.slurm.request.shutil.which", lambda name: name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    spec, why = choose_launcher("auto", settings)
+    assert (spec.name, why) == chosen
+    assert choose_launcher("mpi", settings)[0].name == "mpi"
+
+
 def test_settings_are_checked_before_anything_starts(monkeypatch: pytest.MonkeyPatch, own_home: Path) -> None:
     monkeypatch.setitem(LAUNCHERS, "remote", REMOTE)
     with pytest.raises(
         InvalidArgumentError, match="hosts is not a setting of launcher 'local', which has none"
     ):
-        start_cluster(1, report=None, hosts=["a"])
+        start_cluster(1, launcher="local", report=None, hosts=["a"])
     with pytest.raises(
         InvalidArgumentError, match=r"hosts is a comma-separated list of host names, not \[\]"
     ):

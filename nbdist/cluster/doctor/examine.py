@@ -16,7 +16,6 @@ import secrets
 import selectors
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,8 +28,6 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from nbdist.cluster.doctor import observe
 from nbdist.cluster.doctor.judge import (
@@ -47,6 +44,7 @@ from nbdist.cluster.gpus import parse_gpus
 from nbdist.cluster.hosts import Host, find_cause, shell_word, ssh_command
 from nbdist.errors import InvalidArgumentError, NotFoundError, choices
 from nbdist.json_values import mapping, number, object_in, text, whole
+from nbdist.wire.hosts import own_addresses
 
 FACTS_LIMIT = 6.5  # seconds until a host must have said what it is
 LIMIT = 8.5  # seconds until the hosts must have dialed each other
@@ -149,7 +147,8 @@ def _examine_others(hosts: Sequence[Host], wanted: Wanted, plan: Mapping[str, An
     token = secrets.token_hex(32)
     server = observe.TokenServer(token)
     try:
-        head = {"addresses": own_addresses(), "port": server.port}
+        reachable = [address for address in own_addresses() if not is_loopback(address)]
+        head = {"addresses": reachable[:MOST_ADDRESSES], "port": server.port}
         return _Examination(hosts, wanted, {**plan, "token": token, "head": head}).run()
     finally:
         server.close()
@@ -180,13 +179,6 @@ def packages_of(extra: str) -> list[str]:
                 [name for part in sorted(one.extras) for name in packages_of(part)] if own else [one.name]
             )
     return list(dict.fromkeys(found))
-
-
-def own_addresses() -> list[str]:
-    """Return the IPv4 addresses by which other hosts may reach this one."""
-    entries = [one for entries in psutil.net_if_addrs().values() for one in entries]
-    found = [one.address for one in entries if one.family == socket.AF_INET]
-    return [address for address in found if not is_loopback(address)][:MOST_ADDRESSES]
 
 
 def with_twins(found: Sequence[Examined]) -> list[Examined]:

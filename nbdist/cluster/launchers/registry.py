@@ -9,6 +9,9 @@ start``, the parameters of `start_cluster`, the sidebar's form and all error mes
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from nbdist.cluster.launchers import local, mpi, ssh
 from nbdist.cluster.launchers.slurm import request as slurm
 from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
@@ -19,6 +22,26 @@ LAUNCHERS: dict[str, LauncherSpec] = {
 }
 
 DEFAULT_LAUNCHER = local.SPEC.name
+AUTO = "auto"  # the launcher that fits: see `choose_launcher`
+
+
+def choose_launcher(name: str, settings: Mapping[str, Any]) -> tuple[LauncherSpec, str]:
+    """Return the row of a launcher and, for "auto", why it is this one.
+
+    ``settings`` are those that are given, by name. "auto" is the first launcher that says that it fits, such
+    as "ssh" with hosts and "slurm" within an allocation, else "local". Raises InvalidArgumentError for an
+    unknown name.
+
+    >>> spec, why = choose_launcher("auto", {"hosts": "a:2,b:2"})
+    >>> spec.name, why
+    ('ssh', 'hosts are given')
+    """
+    if name != AUTO:
+        return find_launcher(name), ""
+    for spec in LAUNCHERS.values():
+        if why := spec.fits(settings):
+            return spec, why
+    return LAUNCHERS[DEFAULT_LAUNCHER], ""
 
 
 def find_launcher(name: str) -> LauncherSpec:
@@ -28,7 +51,7 @@ def find_launcher(name: str) -> LauncherSpec:
     True
     """
     if name not in tuple(LAUNCHERS):  # by comparison: the name may be of any type
-        raise InvalidArgumentError(f"no launcher {name!r}; {choices(name, LAUNCHERS)}")
+        raise InvalidArgumentError(f"no launcher {name!r}; {choices(name, (AUTO, *LAUNCHERS))}")
     return LAUNCHERS[name]
 
 
@@ -40,8 +63,8 @@ def all_settings() -> dict[str, tuple[LauncherSetting, str]]:
 def describe_launchers() -> str:
     """Return the launchers in one line, for the help.
 
-    >>> describe_launchers()[:44]
-    'local: plain engines on this host (default);'
+    >>> describe_launchers()[:73]
+    'auto: the one that fits (default); local: plain engines on this host; mpi'
     """
-    default = {DEFAULT_LAUNCHER: " (default)"}
-    return "; ".join(f"{spec.name}: {spec.help}{default.get(spec.name, '')}" for spec in LAUNCHERS.values())
+    rows = [(AUTO, "the one that fits (default)"), *((spec.name, spec.help) for spec in LAUNCHERS.values())]
+    return "; ".join(f"{name}: {text}" for name, text in rows)

@@ -132,6 +132,8 @@ class LauncherSpec:
     - ``check()`` raises MissingExtra if a package that it needs is not installed, FailedPreconditionError if
       a program is not
     - ``settings``: what a user can set of it
+    - ``fits(settings)`` returns why launcher "auto" takes it with these settings, in this environment; "" if
+      it does not
     - ``hosts(settings)`` returns the hosts that the tasks are placed on, and how many workers each may have;
       none for the client's own
     - ``commands(settings, names)`` returns the commands that bring up the supervisors of these hosts
@@ -148,6 +150,7 @@ class LauncherSpec:
     lost_by_replacement: str = ""
     check: Callable[[], None] = field(default=lambda: None)
     settings: tuple[LauncherSetting, ...] = ()
+    fits: Callable[[Mapping[str, Any]], str] = field(default=lambda settings: "")
     hosts: Callable[[Mapping[str, Any]], tuple[Host, ...]] = field(default=lambda settings: ())
     commands: Callable[[Mapping[str, Any], Sequence[str]], tuple[HostCommand, ...]] = no_commands
     explain: Callable[[str, int, str], str] = field(default=lambda host, code, errors: errors)

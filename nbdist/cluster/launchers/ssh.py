@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.hosts import Host, read_hosts, ssh_command, why_ssh_ended
+from nbdist.cluster.hosts import Host, read_hosts, shell_word, ssh_command, why_ssh_ended
 from nbdist.cluster.launchers.local import ForkLauncher
 from nbdist.cluster.launchers.spec import HostCommand, LauncherSetting, LauncherSpec
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
@@ -58,7 +58,7 @@ def ssh_commands(settings: Mapping[str, Any], hosts: Sequence[str]) -> tuple[Hos
     python, module = settings["python"] or sys.executable, "nbdist.cluster.supervisor.host"
     found = []
     for host in hosts:
-        command = f"exec {shlex.join((python, '-m', module, host))}"
+        command = f"exec {shell_word(python)} {shlex.join(('-m', module, host))}"
         found.append(HostCommand(tuple(ssh_command(host, command, options=OPTIONS)), (host,)))
     return tuple(found)
 
@@ -162,6 +162,7 @@ SPEC = LauncherSpec(
             check=check_switch,
         ),
     ),
+    fits=lambda settings: "hosts are given" if settings.get("hosts") else "",
     hosts=ssh_hosts,
     commands=ssh_commands,
     explain=ssh_ended,

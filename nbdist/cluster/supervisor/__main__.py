@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from socket import AF_INET
 from typing import Any
 
 from nbdist.cluster.supervisor.process import CONTROLLER, ChildProcess, SupervisorProcess, read_line
@@ -131,6 +130,7 @@ def start_hosts(supervisor: SupervisorProcess) -> Callable[[], None] | None:
     """Fork the relay, and run the commands that start the supervisors of other hosts."""
     from nbdist.cluster.supervisor.controller import hold_port
     from nbdist.cluster.supervisor.relay import run_head_relay
+    from nbdist.wire.hosts import own_addresses
 
     plan, folder = supervisor.plan, supervisor.folder
     held = hold_port(EVERYWHERE)
@@ -144,14 +144,6 @@ def start_hosts(supervisor: SupervisorProcess) -> Callable[[], None] | None:
     supervisor.hosts.plan = told | {"heads": own_addresses(), "port": port}
     supervisor.hosts.bring_up(plan["hosts"])
     return None
-
-
-def own_addresses() -> list[str]:
-    """Return this host's addresses at which others may reach it, loopback last."""
-    import psutil
-
-    found = [one.address for each in psutil.net_if_addrs().values() for one in each if one.family == AF_INET]
-    return sorted(found, key=lambda address: address.startswith("127."))
 
 
 def preload() -> None:

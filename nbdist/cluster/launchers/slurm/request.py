@@ -253,6 +253,14 @@ def slurm_ended(host: str, code: int, errors: str) -> str:
     return lines[-1]
 
 
+def slurm_fits(settings: Mapping[str, Any]) -> str:
+    """Return why a cluster is to run in Slurm: in an allocation, or with its settings; "" for no reason."""
+    if job := os.environ.get("SLURM_JOB_ID"):
+        return f"this process is in job {job} of Slurm" if shutil.which("srun") else ""
+    given = [setting.flag for setting in SETTINGS if settings.get(setting.name)]
+    return f"{', '.join(given)} is given" if given else ""
+
+
 def require_slurm() -> None:
     """Raise FailedPreconditionError without the commands of Slurm."""
     if shutil.which("srun") is None:
@@ -268,6 +276,7 @@ SPEC = LauncherSpec(
     make=ForkLauncher,
     check=require_slurm,
     settings=SETTINGS,
+    fits=slurm_fits,
     hosts=slurm_hosts,
     commands=slurm_commands,
     explain=slurm_ended,
