@@ -254,6 +254,26 @@ def test_a_task_finds_the_token_in_its_own_home(client: Path, tmp_path: Path) ->
     assert place.folder() == own
 
 
+def test_a_file_system_may_have_no_links(client: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*paths: Path) -> None:
+        raise PermissionError(1, os.strerror(1))
+
+    monkeypatch.setattr(os, "link", link)
+    assert mark(client) == mark(client)
+    assert [path.name for path in client.iterdir()] == [".token"]
+
+
+def test_a_token_on_a_full_disk_leaves_nothing(client: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*paths: Path) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(Path, "rename", link)
+    with pytest.raises(OSError, match="No space"):
+        mark(client)
+    assert not list(client.iterdir())
+
+
 def test_files_of_earlier_runs_are_where_the_client_has_them_or_was_sent(client: Path) -> None:
     place, path = mark(client), str(client.parent / "earlier" / "state")
     assert place.received(path) == spool_path(RUN) / RESUMED / sent_name(path)

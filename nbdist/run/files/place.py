@@ -163,9 +163,14 @@ def _create(path: Path) -> str:
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.draft")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, token.encode())
-        os.link(draft, path)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(token)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            draft.rename(path)
     finally:
-        os.close(descriptor)
-        draft.unlink()
+        draft.unlink(missing_ok=True)
     return token
