@@ -31,7 +31,7 @@ from nbdist.wire.hosts import host_identity
 from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.client import Peer
 
-LAYERS, SIDE = 10, 256
+LAYERS = 10
 held: dict[str, Any] = {}
 Timed = list[list[float]]
 
@@ -72,28 +72,22 @@ def all_reduce(nbytes: int, calls: int) -> Timed:
     return timed(lambda: group.all_reduce(x, "sum", out=x), group.barrier, calls)
 
 
-def prepare(nbytes: int, seconds: float) -> int:
-    """Make gradient buckets, and find how many products of a layer make a backward pass of some seconds."""
-    each = nbytes // LAYERS // 4
-    plan = plan_buckets([(str(layer), (each,), np.float32) for layer in range(LAYERS)])
-    held["buckets"] = Buckets(held["group"], plan, "sum")
-    a = held["factor"] = np.ones((SIDE, SIDE), np.float32)
-    begun, made = time.perf_counter(), 0
-    while time.perf_counter() - begun < seconds:
-        a @ a
-        made += 1
-    held["products"] = max(1, made // LAYERS)
-    return made
+def prepare(nbytes: int, seconds: float) -> None:
+    """Make gradient buckets for a backward pass of so many seconds."""
+    plan = plan_buckets([(str(layer), (nbytes // LAYERS // 4,), np.float32) for layer in range(LAYERS)])
+    held["buckets"], held["seconds"] = Buckets(held["group"], plan, "sum"), seconds
 
 
 def step(computes: bool, reduces: bool, calls: int) -> Timed:
-    """Make backward passes, all-reduces, or both, each of its bucket as soon as it is full."""
-    buckets, a = held["buckets"], held["factor"]
+    """Make backward passes, all-reduces, or both: each of its bucket as soon as it is full.
+
+    A layer takes time and no core, as on a GPU: what else runs here would decide otherwise.
+    """
+    buckets, seconds = held["buckets"], held["seconds"]
 
     def once() -> None:
         for layer in range(LAYERS):
-            for _ in range(held["products"] * computes):
-                a @ a
+            time.sleep(seconds / LAYERS * computes)
             if reduces:
                 buckets.mark(str(layer))
         if reduces:
