@@ -21,6 +21,13 @@ def read(*lines: str) -> tuple[StepOutput, list[object]]:
                 "2: slurmstepd-n3: error: execve(): /x/python: No such file or directory",
                 "srun: error: n[1-3]: tasks 0-2: Exited with exit code 2",
             ],
+            "n1: Exited with exit code 2",
+        ),
+        (
+            [
+                "2: slurmstepd-n3: error: execve(): /x/python: No such file or directory",
+                "srun: error: n3: task 2: Exited with exit code 2",
+            ],
             "n3: there is no /x/python; the nodes need the notebook's Python",
         ),
         (
@@ -42,7 +49,7 @@ def read(*lines: str) -> tuple[StepOutput, list[object]]:
             ["srun: error: Unable to create step for job 12: Invalid generic resource (gres) specification"],
             "Unable to create step for job 12: Invalid generic resource (gres) specification",
         ),
-        (["srun: error: Node failure on n[1-2]"], "Slurm lost n1, n2"),
+        (["srun: error: Node failure on n[1-2]"], "n1: Slurm says that the node has failed"),
         (["srun: cluster configuration lacks support for cpu binding"], "srun ended with exit code 9"),
         ([], "srun ended with exit code 9"),
     ],
@@ -53,20 +60,24 @@ def test_why_a_step_has_failed(lines: list[str], cause: str) -> None:
 
 def test_the_progress_of_a_step() -> None:
     output, progress = read(
+        "srun: error: n2: task 1: Killed",
         "srun: Job 12 step creation temporarily disabled, retrying (Requested nodes are busy)",
         "srun: Step created for job 12",
-        "srun: error: Node failure on n2",
-        "srun: error: Node failure on n[2-3]",
+        "1: the last words",
+        "srun: error: Node failure on n3",
     )
     assert progress == [
         {"job": "12", "waiting": "job 12 has no room for a step: Requested nodes are busy"},
-        {"job": "12", "lost": ["n2"]},
-        {"job": "12", "lost": ["n3"]},
+        {"job": "12", "lost": ["n3"], "reason": "Slurm says that the node has failed"},
     ]
+    assert list(output.read_exits()) == [
+        {"job": "12", "lost": ["n2"], "reason": "Killed; its last line: the last words"}
+    ]
+    assert output.read_stderr("srun: error: Node failure on n[2-3]") is None
     assert output.read_stdout('1: {"up": 1, "host": "elsewhere"}') == {"up": 1, "job": "12", "host": "n2"}
     assert output.read_stdout("1: [1, 2]") is None
     assert output.read_stdout("7: words of no node") is None
-    assert list(output.printed) == ["n2: [1, 2]", "7: words of no node"]
+    assert list(output.printed) == ["n2: the last words", "n2: [1, 2]", "7: words of no node"]
 
 
 def test_without_slurm_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,6 +146,18 @@ def test_the_first_host_that_fails_names_itself_and_its_last_line(slurm: SlurmNo
     assert "Exited with exit code 3; its last line: no GPU driver here" in error
 
 
+def test_a_host_that_does_not_come_is_reported_and_the_others_go_on(slurm: SlurmNodes) -> None:
+    words = 'test $SLURM_PROCID = 1 && { echo "no GPU driver here" >&2; exit 3; }; exec "$@"'
+    program = ["sh", "-c", words, "sh", *HOST_PROGRAM]
+    with running(slurm, "--nodes=3", program=program) as command:
+        job = command.one("hosts")["job"]
+        lost = command.one("lost")
+        reason = "Exited with exit code 3; its last line: no GPU driver here"
+        assert lost == {"job": job, "lost": ["n2"], "reason": reason}
+        until(lambda: len(slurm.processes()) >= 2 and slurm.jobs() == {job: "RUNNING"})
+        assert command.end() == (143, "")
+
+
 def test_a_job_that_is_cancelled_says_so(slurm: SlurmNodes) -> None:
     with running(slurm, "--nodes=2") as command:
         job = command.until("up", 2)[0]["job"]
@@ -157,7 +169,8 @@ def test_a_node_that_dies_is_reported_and_the_others_go_on(slurm: SlurmNodes) ->
     with running(slurm, "--nodes=3") as command:
         job = command.until("up", 3)[0]["job"]
         slurm.kill("n1")  # where the job's script runs
-        assert command.one("lost") == {"job": job, "lost": ["n1"]}
+        reason = "Slurm says that the node has failed"
+        assert command.one("lost") == {"job": job, "lost": ["n1"], "reason": reason}
         assert slurm.jobs() == {job: "RUNNING"}
         assert sorted(line.split()[-1] for line in slurm.processes()) == [HOST_PROGRAM[-1]] * 2
         assert command.end() == (143, "")

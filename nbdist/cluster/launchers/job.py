@@ -20,7 +20,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,8 +38,10 @@ HOST_PROGRAM = (sys.executable, "-m", "nbdist.cluster.supervisor.host")
 LONGEST_LINE = 1 << 20  # bytes
 CALL_SECONDS = 60.0  # until a command of the batch system counts as hanging
 FIRST_POLL, LAST_POLL = 0.25, 30.0  # seconds between two looks at the queue
+QUIET_SECONDS = 0.5  # without a line, until the last line of a program that has ended is taken for its last
 SETTLE_SECONDS = 10.0  # until a job that is ending is described by what is known of it
 END_SECONDS = 10.0  # that the programs have, after SIGTERM
+LINES = 50  # of all programs together, that are kept to name a cause
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1
 NOT_REQUEUED = ". With requeue= another job would have followed"
@@ -96,9 +98,9 @@ class JobLauncher(ABC):
                     cores = job.cores if len(nodes) == len(job.nodes) else None
                     self.report(job=job.id, hosts=nodes, cores=cores, seconds_left=job.left)
                     output = StepOutput(job.id, nodes)
-                    code = self._run_step(output)
+                    code, begun = self._run_step(output), job.starts
                     job = self._settle()
-                    if job.state == "RUNNING":
+                    if job.state == "RUNNING" and job.starts == begun:
                         if code:
                             raise UnavailableError(f"the step of job {job.id} failed. {output.cause(code)}")
                         return
@@ -108,6 +110,8 @@ class JobLauncher(ABC):
                         with suppress(UnavailableError):  # it is over, unless the system repeats it itself
                             self.cancel()
                         self._submit()
+                    case "run":
+                        pass  # it was put back into the queue, and runs again already
                     case "wait" if self.requeue or job.state != "COMPLETING":
                         pass
                     case _:
@@ -161,7 +165,7 @@ class JobLauncher(ABC):
         deadline = time.monotonic() + SETTLE_SECONDS
         while (job := self._look()) is None or job.state == "COMPLETING":
             if time.monotonic() > deadline:
-                return job or Job(self.job, "RUNNING")  # for all that is known
+                return job or Job(self.job, "UNKNOWN")
             time.sleep(FIRST_POLL)
         return job
 
@@ -187,10 +191,14 @@ class JobLauncher(ABC):
             with suppress(BrokenPipeError):  # it has ended; its complaint follows
                 process.stdin.write(self.plan)
                 process.stdin.flush()
-        for number, error, line in lines_of(self.processes):
+        for number, error, line in lines_of(self.processes, lambda: QUIET_SECONDS if output.exits else None):
+            if line is None:
+                for progress in output.read_exits():
+                    self.report(**progress)
+                continue
             text = line if len(commands) == 1 else f"{number}: {line}"
-            if progress := (output.read_stderr if error else output.read_stdout)(text):
-                self.report(**progress)
+            if found := (output.read_stderr if error else output.read_stdout)(text):
+                self.report(**found)
         return max(abs(process.wait()) for process in self.processes)
 
 
@@ -207,10 +215,12 @@ class StepOutput:
 
     job: str
     nodes: tuple[str, ...]
-    printed: deque[str] = field(default_factory=lambda: deque(maxlen=20))
-    errors: deque[str] = field(default_factory=lambda: deque(maxlen=20))
-    exits: list[str] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
+    printed: deque[str] = field(default_factory=lambda: deque(maxlen=LINES))
+    errors: deque[str] = field(default_factory=lambda: deque(maxlen=LINES))
+    exits: dict[str, str] = field(default_factory=dict)
+    """How programs have ended whose last lines may still come, by node."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """Why a node has no program any more, by node."""
 
     def read_stdout(self, line: str) -> dict[str, Any] | None:
         """Return the progress that a program on a node has reported; other lines are kept."""
@@ -224,14 +234,13 @@ class StepOutput:
     def read_stderr(self, line: str) -> dict[str, Any] | None:
         """Return what a line of srun tells of the step's progress; other lines are kept."""
         if found := LOST.match(line):
-            new = [node for node in expand_nodes(found[1]) if node not in self.lost]
-            self.lost += new
-            return {"job": self.job, "lost": new} if new else None
+            return self._lose(expand_nodes(found[1]), "Slurm says that the node has failed")
+        if found := EXITS.match(line):
+            self.exits |= dict.fromkeys(expand_nodes(found[1]), found[2])
+            return None
         if found := BUSY.match(line):
             return {"job": self.job, "waiting": f"job {self.job} has no room for a step: {found[1]}"}
-        if found := EXITS.match(line):
-            self.exits.append(f"{found[1]}: {found[2]}")
-        elif line.startswith("srun: error: "):
+        if line.startswith("srun: error: "):
             self.errors.append(line.removeprefix("srun: error: ").strip())
         elif not line.startswith("srun: "):
             self._keep(*self._split(line))
@@ -241,28 +250,39 @@ class StepOutput:
         """Return why the step has failed.
 
         >>> output = StepOutput("12", ("n1", "n2"))
-        >>> output.read_stderr("1: No module named nbdist")
         >>> output.read_stderr("srun: error: n2: task 1: Exited with exit code 1")
+        >>> output.read_stderr("1: No module named nbdist")
         >>> output.cause(1)
         'n2: Exited with exit code 1; its last line: No module named nbdist'
         """
-        for line in self.printed:
-            if found := NOT_FOUND.search(line):
-                return (
-                    f"{line.partition(':')[0]}: there is no {found[1]}; the nodes need the notebook's Python"
-                )
         if any("nodes are busy" in line for line in self.errors):
             return (
-                "another step holds its cores, and steps share cores since Slurm 20.11 "
-                "only: start Jupyter in the job's script without srun"
+                "another step holds its cores, and steps share cores since Slurm 20.11 only: start Jupyter "
+                "in the job's script without srun"
             )
-        if self.lost:
-            return f"Slurm lost {', '.join(self.lost)}"
-        if self.exits:
-            node = expand_nodes(self.exits[0].partition(": ")[0])[0]
-            last = [line.removeprefix(f"{node}: ") for line in self.printed if line.startswith(f"{node}: ")]
-            return self.exits[0] + (f"; its last line: {last[-1]}" if last else "")
+        list(self.read_exits())
+        for node, reason in self.lost.items():
+            return f"{node}: {reason}"
         return (self.errors or self.printed or [f"srun ended with exit code {code}"])[-1]
+
+    def read_exits(self) -> Iterator[dict[str, Any]]:
+        """Yield the progress that exits are, now that their programs' last lines have come."""
+        exits, self.exits = self.exits, {}
+        for node, reason in exits.items():
+            if progress := self._lose([node], reason):
+                yield progress
+
+    def _lose(self, nodes: Sequence[str], reason: str) -> dict[str, Any] | None:
+        """Note that nodes have no program any more; return the progress to report."""
+        new = [node for node in nodes if node not in self.lost]
+        for node in new:
+            own = [line.removeprefix(f"{node}: ") for line in self.printed if line.startswith(f"{node}: ")]
+            absent = NOT_FOUND.search(own[-1]) if own else None
+            last = f"; its last line: {own[-1]}" if own else ""
+            self.lost[node] = (
+                f"there is no {absent[1]}; the nodes need the notebook's Python" if absent else reason + last
+            )
+        return {"job": self.job, "lost": new, "reason": self.lost[new[0]]} if new else None
 
     def _split(self, line: str) -> tuple[str, str]:
         found = LABEL.match(line)
@@ -333,8 +353,13 @@ def become_step() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def lines_of(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[tuple[int, bool, str]]:
-    """Yield the lines of all processes: the number of the process, whether it is of stderr, and the text."""
+def lines_of(
+    processes: Sequence[subprocess.Popen[bytes]], quiet: Callable[[], float | None]
+) -> Iterator[tuple[int, bool, str | None]]:
+    """Yield the lines of all processes: the number of the process, whether it is of stderr, and the text.
+
+    The text is None after ``quiet()`` seconds without a line.
+    """
     pending: dict[int, bytes] = {}
     with selectors.DefaultSelector() as selector:
         for number, process in enumerate(processes):
@@ -343,7 +368,9 @@ def lines_of(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[tuple[int
                 selector.register(stream, selectors.EVENT_READ, (number, bool(error)))
                 pending[stream.fileno()] = b""
         while selector.get_map():
-            for key, _ in selector.select():
+            if not (ready := selector.select(quiet())):
+                yield 0, False, None
+            for key, _ in ready:
                 chunk = os.read(key.fd, 1 << 16)
                 *lines, rest = (pending[key.fd] + chunk).split(b"\n")
                 if not chunk:
