@@ -137,6 +137,12 @@ def shrink(workers: int) -> list[str]:
     return nodes(Cluster.current())
 
 
+def keys() -> list[str]:
+    """Return both halves of the cluster's key."""
+    own = Cluster.current().keys
+    return [own.public, own.secret]
+
+
 def rest(seconds: float) -> None:
     """Let time pass."""
     threading.Event().wait(seconds)
@@ -163,6 +169,6 @@ def stop() -> float:
 
 ORDERS = (
     *(start, reports, run, train, background, attach, finish, kill, dead, restart),
-    *(grow, grown, shrink, rest, status, seconds_left, stop),
+    *(grow, grown, shrink, keys, rest, status, seconds_left, stop),
 )
 serve({one.__name__: one for one in ORDERS})

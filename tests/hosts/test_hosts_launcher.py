@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from actors import Actor
-from ssh_hosts import SshHosts
+from ssh_hosts import PORT, SshHosts
 from waiting import limit, until
 
 pytestmark = pytest.mark.netns
 
+ATTACK = (Path(__file__).parent.parent / "attack.py").read_text()
 LEAVE_SECONDS = 20.0  # until a client that should have ended counts as hanging
 LOST_SECONDS = 10.0  # until a host that is cut off or gone is known to be lost
 
@@ -178,4 +182,51 @@ def test_a_cluster_starts_with_enough_hosts_and_others_join_it(client: Actor, ss
     assert client.do(do="grown", workers=4) == ["host1", "host3", "host2", "host2"]
     assert client.do(do="reports")[-1].startswith("host host2 has come: grown in ")
     assert client.do(do="train", strategy="multi_worker")["error"] is None
+    client.do(do="stop")
+
+
+LISTENING = """
+import json, psutil
+found = psutil.net_connections("inet")
+listening = [one for one in found if one.status == "LISTEN" or one.type.name == "SOCK_DGRAM"]
+print(json.dumps(sorted({(one.laddr.ip, one.laddr.port) for one in listening})))
+"""
+SECRETS = """
+import glob, sys
+secret = sys.argv[1][::-1]  # so that it is not in the arguments of this process
+for path in [*glob.glob("/proc/[0-9]*/environ"), *glob.glob("/proc/[0-9]*/cmdline")]:
+    try:
+        found = secret in open(path, errors="replace").read()
+    except OSError:  # it has ended
+        continue
+    if found:
+        sys.exit(f"the secret key is in {path}")
+"""
+
+
+def test_another_host_and_another_user_get_nothing(client: Actor, ssh_hosts: SshHosts) -> None:
+    client.do(do="start", launcher="ssh", hosts="host1:1,host2:1", ps=1)
+    public, secret = client.do(do="keys")
+    open_to_others = {}
+    for host in ("head", "host1", "host2"):
+        found = json.loads(ssh_hosts.at(host, sys.executable, "-c", LISTENING).stdout)
+        open_to_others[host] = [port for ip, port in found if not ip.startswith("127.") and port != PORT]
+    assert {host: len(ports) for host, ports in open_to_others.items()} == {
+        "head": 9,  # the controller's eight for engines, and the relay's
+        "host1": 2,
+        "host2": 1,
+    }
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    for host, ports in open_to_others.items():
+        listed = ",".join(map(str, ports))
+        where = [ssh_hosts.addresses[host], listed, public]
+        got = ssh_hosts.at("host3", *nobody, sys.executable, "-c", ATTACK, *where).stdout
+        assert "ANSWERED" not in got
+        assert client.do(do="run", code="1 + 1") == [2, 2, 2]
+    assert client.do(do="train", strategy="ps")["error"] is None
+    for host in ("head", "host1", "host2"):
+        ssh_hosts.at(host, sys.executable, "-c", SECRETS, secret[::-1])
+        home = str(ssh_hosts.home / "nbdist")
+        listing = ssh_hosts.at(host, *nobody, "ls", home, check=False)
+        assert "Permission denied" in listing.stderr
     client.do(do="stop")
