@@ -35,7 +35,10 @@ def errors(ranks: list[Actor], since: float, within: float, *kinds: str) -> list
 
 @pytest.mark.parametrize(
     ("places", "asked", "kind"),
-    matrix([("aabb", "auto", "hierarchical")], rest=[("ab", "auto", "ring"), ("abab", "ring", "ring")]),
+    matrix(
+        [("aabb", "auto", "hierarchical")],
+        rest=[("ab", "auto", "ring"), ("abab", "ring", "ring"), ("aabab", "auto", "hierarchical")],
+    ),
 )
 def test_all_calls_equal_numpy(two_hosts: TwoHosts, places: str, asked: str, kind: str) -> None:
     group = Group(two_hosts, places)
