@@ -103,6 +103,7 @@ class SshHosts(Hosts):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=COMMAND_SECONDS,
         )
         assert not check or not done.returncode, f"{command} on {host}: {done.stderr}"
