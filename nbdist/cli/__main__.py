@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from nbdist.cli import doctor
+from nbdist.cli import clean, doctor
 from nbdist.cli.verb import Verb
 from nbdist.errors import NbdistError
 from nbdist.home import own_version
 from nbdist.ui.flags import parse_words, unknown, usage
 
-VERBS: dict[str, Verb] = {verb.name: verb for verb in (doctor.VERB,)}
+VERBS: dict[str, Verb] = {verb.name: verb for verb in (clean.VERB, doctor.VERB)}
 HELP = ("--help", "-h", "help")
 
 

@@ -38,19 +38,20 @@ VALID_ID = re.compile(r"[A-Za-z0-9_]{1,48}")
 def host_folder(cluster_id: str, host: str) -> tuple[Path, int]:
     """Create the folder of a cluster's supervisor on another host than the client's, and take its lock.
 
-    Returns both. ``host`` is the host's name; hosts may share a disk. Removes what dead ones have left.
-    Raises FailedPreconditionError if one of that cluster and name is there.
+    Returns both. ``host`` is the host's name; hosts may share a disk. Raises FailedPreconditionError if one
+    of that cluster and name is there.
     """
-    hosts = checked(home() / "hosts", secret_folder)
-    for left in hosts.iterdir():
-        if not is_alive(left):
-            shutil.rmtree(left, ignore_errors=True)
-    folder = hosts / f"{cluster_id}@{re.sub(r'[^A-Za-z0-9_.-]', '_', host)[:64]}"
+    folder = hosts_folder() / f"{cluster_id}@{re.sub(r'[^A-Za-z0-9_.-]', '_', host)[:64]}"
     if folder.exists():
         raise FailedPreconditionError(
             f"host {host} has a supervisor of cluster {cluster_id} already; a cluster has one on each host"
         )
     return folder, _create(folder)
+
+
+def hosts_folder() -> Path:
+    """Return the folder of this host's supervisors of clusters whose head is elsewhere (0700)."""
+    return checked(home() / "hosts", secret_folder)
 
 
 def clusters_folder() -> Path:

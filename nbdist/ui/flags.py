@@ -195,6 +195,10 @@ DOCTOR_FLAGS = {
     "--gpus": Flag("gpus", parse_gpus, "auto|none|N|UUID,UUID", "GPUs that the cluster is to use"),
     "--extras": Flag("extras", names, "torch,gpu", "extras of nbdist that the cluster is to use"),
 }
+CLEAN_FLAGS = {
+    "--hosts": Flag("hosts", read_hosts, "a,user@b|@FILE", "hosts to clean through ssh (default: this one)"),
+    "--python": DOCTOR_FLAGS["--python"],
+}
 GROW_FLAGS = {"--workers": Flag("workers", int, "N", "number of workers to add or remove (default 1)")}
 
 

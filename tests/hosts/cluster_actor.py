@@ -137,6 +137,11 @@ def shrink(workers: int) -> list[str]:
     return nodes(Cluster.current())
 
 
+def kill_supervisor() -> None:
+    """Kill the supervisor on this host, which this process has started."""
+    Cluster.current()._supervisor.kill()
+
+
 def keys() -> list[str]:
     """Return both halves of the cluster's key."""
     own = Cluster.current().keys
@@ -169,6 +174,6 @@ def stop() -> float:
 
 ORDERS = (
     *(start, reports, run, train, background, attach, finish, kill, dead, restart),
-    *(grow, grown, shrink, keys, rest, status, seconds_left, stop),
+    *(grow, grown, shrink, keys, kill_supervisor, rest, status, seconds_left, stop),
 )
 serve({one.__name__: one for one in ORDERS})

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 from ssh_hosts import SshHosts
 from waiting import until
@@ -121,7 +121,8 @@ def test_what_is_interrupted_or_has_no_room_leaves_nothing_half_made(
     thread.start()
     until(lambda: ssh_hosts.path("host1", Path(f"{slow}.on")).exists())
     assert any(".part-" in name for name in left(ssh_hosts, "host1"))
-    subprocess.run(ssh_hosts.command("head", "pkill", "-f", "ssh -T .* host1"), check=True)
+    (ssh,) = (one for one in psutil.Process().children(recursive=True) if one.name() == "ssh")
+    ssh.terminate()
     thread.join()
     assert "255" in str(ended[0]) or "ended with status" in str(ended[0])
     until(lambda: left(ssh_hosts, "host1") == [f"{lock.hash}.lock"])

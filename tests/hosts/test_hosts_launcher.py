@@ -149,7 +149,19 @@ def test_a_training_survives_its_client_and_a_host(client: Actor, ssh_hosts: Ssh
 
 def test_hosts_end_their_tasks_without_their_head(client: Actor, ssh_hosts: SshHosts) -> None:
     client.do(do="start", launcher="ssh", hosts="host1:1,host2:1")
-    ssh_hosts.at("head", "pkill", "-KILL", "-f", "nbdist.cluster.supervisor ")
+    # It cannot clean up. The host has processes of its own: no other one matches.
+    ssh_hosts.at("host1", "pkill", "-KILL", "--oldest", "-f", "supervisor.host")
+    *ended, seconds = client.do(do="dead", ranks=[0])
+    assert ended == ["host host1 was lost: it has ended, or was cut off from this one"]
+    assert seconds < limit(2)
+    assert traces(ssh_hosts, "host1")
+    clean = ssh_hosts.at("head", sys.executable, "-m", "nbdist.cli", "clean", "--hosts", "host1,host2")
+    first, second = clean.stdout.splitlines()
+    assert first.startswith("host host1: folders removed: 1, shared segments removed: ")
+    assert second.startswith("host host2: folders removed: 0, shared segments removed: 0; clusters that live")
+    assert not second.endswith(": none")
+    assert not traces(ssh_hosts, "host1")
+    client.do(do="kill_supervisor")
     assert until(
         lambda: not traces(ssh_hosts, "host1") and not traces(ssh_hosts, "host2"), limit(LOST_SECONDS)
     )

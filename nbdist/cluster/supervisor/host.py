@@ -19,6 +19,7 @@ from typing import Any
 from nbdist.cluster.folder import host_folder
 from nbdist.cluster.gpus import list_gpus
 from nbdist.cluster.hub import own_versions
+from nbdist.cluster.remnants import remove_remnants
 from nbdist.cluster.resources import THREAD_VARIABLES, count_cores
 from nbdist.cluster.supervisor.__main__ import raise_descriptor_limit, start_children
 from nbdist.cluster.supervisor.process import SupervisorProcess, read_line
@@ -37,6 +38,7 @@ def main() -> None:
     try:
         plan = json.loads(sys.stdin.buffer.readline(MOST_BYTES))
         name = next(iter(sys.argv[1:]), "") or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        remove_remnants()
         folder, lock = host_folder(plan["cluster_id"], name)
     except (NbdistError, OSError, ValueError, KeyError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
