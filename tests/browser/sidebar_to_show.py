@@ -13,7 +13,18 @@ MEGABYTE = 1 << 20
 Item = dict[str, Any]
 
 ABOUT: Item = {
-    "version": 1, "nbdist": "0.1.0", "cores": 2, "gpus": 0, "launchers": ["local", "mpi"],
+    "version": 1, "nbdist": "0.1.0", "cores": 2, "gpus": 0, "launchers": ["local", "ssh"],
+    "launcher_forms": {
+        "local": {"help": "plain engines on this host", "elsewhere": False, "settings": []},
+        "ssh": {
+            "help": "engines on other hosts, by ssh", "elsewhere": True,
+            "settings": [
+                {"name": "hosts", "help": "the hosts, and how many workers each has", "shows": "A:2,B:2|FILE",
+                 "default": None},
+                {"name": "python", "help": "the Python of the hosts", "shows": "PATH", "default": None},
+            ],
+        },
+    },
     "nvml": "no NVIDIA driver is loaded", "tensorboard": None, "home": "/home/user/nbdist", "problem": None,
 }  # fmt: skip
 
@@ -22,11 +33,19 @@ def cluster(name: str, **others: Any) -> Item:
     item = {
         "id": name, "kind": "nbdist", "title": name, "state": "running", "launcher": "local", "workers": 2,
         "ps": 0, "engines": 2, "created": MIDNIGHT, "owner": None, "detached": True, "dead": [], "runs": [],
-        "attach": f"%load_ext nbdist\n%cluster attach {name}",
+        "hosts": [], "ends": None, "attach": f"%load_ext nbdist\n%cluster attach {name}",
         "can": {"stop": True, "grow": True, "shrink": True, "restart": True}, "why": {}, "lines": [],
         "error": None,
     }  # fmt: skip
     return {**item, **others}
+
+
+HOSTS: list[Item] = [
+    {"name": "gpu1", "address": "10.0.0.1", "cores": 64, "gpus": 8, "state": "up", "tasks": 4},
+    {"name": "gpu2", "address": "10.0.0.2", "cores": 64, "gpus": 8, "state": "up", "tasks": 4},
+    {"name": "gpu3", "address": None, "cores": None, "gpus": None, "state": "lost", "tasks": 4},
+    {"name": "gpu4", "address": None, "cores": None, "gpus": None, "state": "absent", "tasks": 0},
+]
 
 
 def task(rank: int, **others: Any) -> Item:

@@ -12,7 +12,7 @@ from browser_axe import violations
 from browser_lab import Lab, Notebook, until
 from browser_server import LabServer
 from playwright.sync_api import Browser, Locator, Page, Request, expect
-from sidebar_to_show import MEGABYTE, Served, crowded, task
+from sidebar_to_show import HOSTS, MEGABYTE, MIDNIGHT, Served, crowded, task
 from tiers import exhaustive, matrix
 
 pytestmark = pytest.mark.browser
@@ -121,6 +121,29 @@ def test_no_width_breaks_the_rows_of_tasks(served: Shown, step: int) -> None:
     assert violations(page, PANEL) == []
 
 
+def test_tasks_of_several_hosts_stand_below_their_host(served: Shown) -> None:
+    lab, invented = served
+    page = lab.page
+    there = {**invented.state["clusters"][0], "launcher": "ssh", "hosts": HOSTS, "ends": MIDNIGHT}
+    rows = [{**one, "host": HOSTS[one["rank"] % 3]["name"]} for one in invented.state["tasks"]]
+    invented.change(clusters=[there], tasks=rows)
+    heads = page.locator(".nbd-Tasks-host")
+    expect(heads).to_have_count(3)
+    assert [text.split() for text in heads.all_inner_texts()] == [
+        ["gpu1", "64", "cores", "·", "8", "GPUs"], ["gpu2", "64", "cores", "·", "8", "GPUs"],
+        ["gpu3", "lost"],
+    ]  # fmt: skip
+    assert "Host" not in visible_columns(page)
+    first = page.locator(".nbd-Row").filter(has_text="many").first
+    expect(first).to_contain_text("not there: gpu4")
+    for theme in ("Dark", "Light"):
+        lab.theme(f"JupyterLab {theme}")
+        for width in (250, 500):
+            page.evaluate(WIDEN, width)
+            lab.screenshot(f"sidebar-hosts-{theme.lower()}-{width}")
+        assert violations(page, PANEL) == []
+
+
 def test_the_keyboard_reaches_everything_and_the_form_keeps_typed_values(served: Shown) -> None:
     lab, invented = served
     page, keys = lab.page, lab.page.keyboard
@@ -146,6 +169,18 @@ def test_the_keyboard_reaches_everything_and_the_form_keeps_typed_values(served:
     assert invented.requests[0][2]["workers"] == 90
     lab.screenshot("sidebar-form")
     assert violations(page, ".jp-Dialog-content") == []
+    # The launcher's own settings are in the form, and hosts decide how many workers they take.
+    page.locator("#nbd-start-launcher").select_option("ssh")
+    page.get_by_label("Hosts").fill("gpu1:4,gpu2:4")
+    lab.screenshot("sidebar-form-ssh")
+    assert violations(page, ".jp-Dialog-content") == []
+    page.get_by_label("Hosts").press("Enter")
+    page.wait_for_function("() => document.querySelector('.jp-Dialog [aria-busy]').ariaBusy === 'false'")
+    until(page, lambda: len(invented.requests) == 2)
+    asked = invented.requests[1][2]
+    assert (asked["launcher"], asked["workers"], asked["settings"]) == (
+        "ssh", None, {"hosts": "gpu1:4,gpu2:4"},
+    )  # fmt: skip
     keys.press("Escape")
     expect(page.locator(".jp-Dialog")).to_have_count(0)
     expect(page.locator(PANEL).get_by_role("button", name="Start a cluster…").first).to_be_focused()

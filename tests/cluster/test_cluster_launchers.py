@@ -73,7 +73,7 @@ def test_a_setting_is_a_flag_of_its_launcher_only(spec: LauncherSpec) -> None:
 
 @each
 def test_the_sidebar_offers_what_is_installed(spec: LauncherSpec) -> None:
-    assert (spec.name in about()["launchers"]) == (spec.is_installed() and not spec.needs_settings())
+    assert (spec.name in about()["launchers"]) == spec.is_installed()
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,47 @@ def test_a_cluster_is_started(server: Server, action: FakeAction) -> None:
     assert server.get("/state")["clusters"] == []
 
 
+def test_a_cluster_is_started_on_other_hosts(server: Server, action: FakeAction) -> None:
+    settings = {"hosts": "a:2,b:2", "python": "/opt/py/bin/python"}
+    answer = post(server, "/clusters", {"launcher": "ssh", "ps": 1, "settings": settings})
+    assert answer.status == 202
+    [item] = server.get("/state")["clusters"]
+    assert (item["launcher"], item["workers"], item["ps"], item["engines"]) == ("ssh", None, 1, None)
+    assert (item["hosts"], item["ends"]) == ([], None)
+    [request] = asked(server, action)
+    assert {name: request[name] for name in ("launcher", "workers", "ps", *settings)} == {
+        "launcher": "ssh", "workers": None, "ps": 1, **settings,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({"launcher": "ssh"}, "launcher 'ssh' needs hosts: hosts='a:2,b:2'"),
+        ({"launcher": "ssh", "settings": {"hosts": "a,a"}}, "a is listed twice"),
+        ({"launcher": "ssh", "settings": {"hosts": 7}}, "hosts are text such as 'a:2,b:2'"),
+        (
+            {"launcher": "ssh", "settings": {"hosts": "a:2"}, "workers": 3},
+            "workers=3 do not fit on the hosts",
+        ),
+        ({"launcher": "ssh", "settings": {"hosts": "a:2"}, "workers": 0}, "workers is a whole number"),
+        ({"launcher": "ssh", "settings": {"nodes": "2"}}, "nodes is not a setting of launcher 'ssh'"),
+        ({"launcher": "slurm", "settings": {"cores": "many"}}, "cores is a number, not 'many'"),
+        ({"launcher": "slurm", "settings": {"cores": "0"}}, "cores is the number of cores of each node"),
+        ({"settings": {"hosts": "a"}}, "hosts is not a setting of launcher 'local', which has none"),
+        ({"settings": "a:2"}, "settings are an object with the launcher's settings, not 'a:2'"),
+        ({"workers": None}, "workers is a whole number of 1 or more, not None"),
+    ],
+)
+def test_settings_of_launchers_that_are_refused(
+    server: Server, action: FakeAction, body: dict[str, Any], problem: str
+) -> None:
+    answer = post(server, "/clusters", body)
+    assert answer.status == 400
+    assert problem in answer.json["message"]
+    assert asked(server, action) == []
+
+
 def test_a_failed_start_is_listed_until_dismissed(server: Server, action: FakeAction) -> None:
     id = post(server, "/clusters").json["id"]
     let_go(server, action, UnavailableError("no room"))
@@ -198,8 +239,8 @@ def test_a_command_is_sent_to_a_sweep(server: Server, action: FakeAction, comman
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/clusters", {"wrokers": 2}, "no key 'wrokers'; choose from name, workers, ps, launcher, gpus, "
-         "threads, memory, gpu_memory"),
+        ("/clusters", {"wrokers": 2}, "no key 'wrokers'; choose from name, settings, workers, ps, launcher, "
+         "gpus, threads, memory, gpu_memory"),
         ("/clusters", {"workers": "2"}, "workers is a whole number of 1 or more, not '2'"),
         ("/clusters", {"workers": True}, "workers is a whole number of 1 or more, not True"),
         ("/clusters", {"workers": [2]}, "workers is a whole number of 1 or more, not '[2]'"),

@@ -26,7 +26,7 @@ from nbdist.lab.readers.clusters import Clusters, ClusterWatcher
 
 KEYS = {
     "id", "kind", "title", "state", "launcher", "workers", "ps", "engines", "created", "owner", "detached",
-    "dead", "runs", "attach", "can", "why", "lines", "error",
+    "dead", "runs", "hosts", "ends", "attach", "can", "why", "lines", "error",
 }  # fmt: skip
 
 
@@ -120,10 +120,35 @@ def test_a_cluster_as_it_is_shown(clusters: Clusters, supervisor: Callable[[Path
         assert item["can"] == {"stop": True, "grow": True, "shrink": True, "restart": True}
         assert (item["why"], item["lines"], item["error"]) == ({}, [], None)
         assert item["runs"] == ["a_run"]
+        assert (item["hosts"], item["ends"]) == ([], None)
         assert clusters.poll() == [item]
         unmark_busy(folder, 0)
         assert until(lambda: [one for one in clusters.poll() if one["runs"] == []])
         assert until(lambda: one.asked) == 1  # not in every poll
+
+
+def test_the_hosts_of_a_cluster_are_listed(
+    clusters: Clusters, supervisor: Callable[[Path], FakeSupervisor]
+) -> None:
+    there = {"host": "another host", "address": "10.0.0.1:4711"}
+    tasks = [
+        a_task(0, 7, node="a", **there),
+        a_task(1, 8, node="b", **there),
+        a_task(2, 9, node="a", **there),
+    ]
+    report = {"name": "a", "hostname": "gpu1", "address": "10.0.0.1", "cores": 8, "gpus": ["GPU-1", "GPU-2"]}
+    with a_cluster("mine", tasks, slots={"a": 2, "b": 1, "c": 4}) as folder:
+        one = supervisor(folder)
+        one.answer |= {"pids": {"0": 7, "2": 9}, "hosts": [report, {"name": 7}, "?"], "ends": 5000}
+        (item,) = clusters.poll()
+        gone = {"address": None, "cores": None, "gpus": None}
+        assert item["hosts"] == [
+            {"name": "a", "address": "10.0.0.1", "cores": 8, "gpus": 2, "state": "up", "tasks": 2},
+            {"name": "b", "state": "lost", "tasks": 1, **gone},
+            {"name": "c", "state": "absent", "tasks": 0, **gone},
+        ]
+        assert item["ends"] == 5000.0
+        assert item["dead"] == ["worker:1"]
 
 
 def test_a_starting_cluster_has_no_file_yet(clusters: Clusters) -> None:

@@ -13,7 +13,13 @@ from lab_clusters import a_task
 
 from nbdist.cluster.description import ClusterDescription, parse_description, parse_tasks
 from nbdist.cluster.hub import standard_description
-from nbdist.lab.readers.clusters import ClusterStatus, describe_death, describe_deaths, nbdist_item
+from nbdist.lab.readers.clusters import (
+    ClusterStatus,
+    describe_death,
+    describe_deaths,
+    host_items,
+    nbdist_item,
+)
 from nbdist.lab.readers.ipyparallel import EngineSet, parallel_item, parse_parallel
 from nbdist.lab.readers.supervisor import SupervisorStatus, parse_status
 
@@ -47,7 +53,23 @@ THEIRS = shaped(
     "supervisor_folder",
     "keeper_folder",
 )
-WORDS = shaped("reply", "pids", "exits", "stopping", "tasks", "0", "-1", "code", "signal", "log", "by")
+WORDS = shaped(
+    "reply",
+    "pids",
+    "exits",
+    "stopping",
+    "tasks",
+    "0",
+    "-1",
+    "code",
+    "signal",
+    "log",
+    "by",
+    "hosts",
+    "ends",
+    "name",
+    "gpus",
+)
 
 
 @given(JSON | OURS)
@@ -73,6 +95,8 @@ def test_any_message_of_a_supervisor_is_accepted_or_refused(content: object) -> 
         tasks = parse_tasks([a_task(0, 7), a_task(1, 8)])
         assert tasks is not None
         assert all(isinstance(how, str) for how in describe_deaths(tasks, word).values())
+        description = ClusterDescription(1.0, 2, 0, "ssh", tasks, slots={"a": 1})
+        json.dumps(host_items(description, word), allow_nan=False)
 
 
 def test_an_mpi_world_cannot_grow() -> None:

@@ -150,14 +150,23 @@ def test_a_hanging_disk(server: Server, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_features_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nbdist.cluster.launchers.slurm.request.shutil.which", lambda name: None)
-    assert about()["launchers"] == ["local", "mpi"]
+    commands = ["ssh"]
+    monkeypatch.setattr("shutil.which", lambda name: name if name in commands else None)
+    assert about()["launchers"] == ["local", "mpi", "ssh"]
     monkeypatch.setattr("nbdist.cluster.launchers.mpi.find_spec", lambda name: None)
+    commands[:] = ["srun"]
     found = about()
-    assert found["launchers"] == ["local"]
+    assert found["launchers"] == ["local", "slurm"]
     assert found.keys() == {
-        "version", "nbdist", "cores", "gpus", "launchers", "nvml", "tensorboard", "home", "problem"
+        "version", "nbdist", "cores", "gpus", "launchers", "launcher_forms", "nvml", "tensorboard", "home",
+        "problem",
     }  # fmt: skip
+    forms = found["launcher_forms"]
+    assert {name: form["elsewhere"] for name, form in forms.items()} == {"local": False, "slurm": True}
+    assert forms["local"]["settings"] == []
+    nodes = next(one for one in forms["slurm"]["settings"] if one["name"] == "nodes")
+    assert (nodes["shows"], nodes["default"]) == ("N|N-M", "")
+    assert "number of nodes" in nodes["help"]
     assert (found["version"], found["problem"]) == (1, None)
     monkeypatch.setenv("NBDIST_HOME", "/dev/null")
     assert "/dev/null is a file" in about()["problem"]

@@ -10,7 +10,10 @@ export interface About {
   nbdist: string;
   cores: number;
   gpus: number;
+  /** Those that are installed. */
   launchers: string[];
+  /** What the form shows of each launcher; a server of an older version sends none. */
+  launcher_forms?: Record<string, LauncherForm>;
   /** Why GPU statistics are not available; null if they are. */
   nvml: string | null;
   /** Why TensorBoard cannot be opened; null if it can. */
@@ -19,6 +22,22 @@ export interface About {
   /** Why nbdist's folder cannot be used; null if it can. */
   problem: string | null;
 }
+
+/** A setting of a launcher. */
+export type LauncherSetting = {
+  name: string;
+  help: string;
+  /** What a value looks like, such as "A:2,B:2|FILE". */
+  shows: string;
+  default: string | number | boolean | null;
+};
+
+export type LauncherForm = {
+  help: string;
+  /** Whether the tasks are on other hosts than the server's. */
+  elsewhere: boolean;
+  settings: LauncherSetting[];
+};
 
 /** Which actions are possible, and why the others are not. */
 interface Actionable {
@@ -41,11 +60,27 @@ export interface Cluster extends Actionable {
   /** Tasks that are dead, such as "worker:1". */
   dead: string[];
   runs: string[];
+  /** The other hosts that it is on; none for a cluster on the server's host. */
+  hosts: Host[];
+  /** When the job of these hosts ends. */
+  ends: number | null;
   /** Code that attaches a notebook to the cluster. */
   attach: string;
   /** The output of its start until now. */
   lines: string[];
   error: string | null;
+}
+
+/** A host of a cluster; the figures of one that is not there are null. */
+export interface Host {
+  name: string;
+  address: string | null;
+  cores: number | null;
+  gpus: number | null;
+  /** "absent": it has not come yet, or it was lost and its tasks are on other hosts. */
+  state: 'up' | 'lost' | 'absent';
+  /** The number of its tasks. */
+  tasks: number;
 }
 
 /** Figures of a task's GPU; null where it has none. */
@@ -222,9 +257,12 @@ export type Message = ({ kind: 'state' } & State) | Changes;
 export interface StartRequest {
   /** The new cluster's id; null if nbdist chooses it. */
   name: string | null;
-  workers: number;
+  /** Null for as many as the hosts take. */
+  workers: number | null;
   ps: number;
   launcher: string;
+  /** The launcher's own settings, as texts; missing ones have their defaults. */
+  settings: Record<string, string>;
   gpus: 'auto' | 'none' | number;
   threads: number | null;
   memory: string | null;

@@ -1,8 +1,9 @@
 import { memo, type ReactElement } from 'react';
-import type { Cluster, Run } from '../api/items';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { Cluster, Host, Run } from '../api/items';
 import { ActionButtons, ActionError } from './action-buttons';
 import { clusterActions } from './actions';
-import { clusterFacts } from './facts';
+import { clusterFacts, hostFacts, hostNames } from './facts';
 import { useRovingFocus } from './roving-focus';
 import { NoClusters } from './rows';
 import { stateLabel, StateIcon } from './state-icon';
@@ -79,6 +80,7 @@ export const ClusterRow = memo(function ClusterRow(props: RowProps): ReactElemen
         </span>
         <ActionButtons store={store} row={row} reachable={reachable} actions={clusterActions(cluster, trans)} />
       </div>
+      <HostNotes hosts={cluster.hosts} trans={trans} />
       {cluster.dead.length > 0 && (
         <div className="nbd-Row-note nbd-mod-bad">{trans.__('dead: %1', cluster.dead.join(', '))}</div>
       )}
@@ -93,6 +95,24 @@ export const ClusterRow = memo(function ClusterRow(props: RowProps): ReactElemen
     </li>
   );
 });
+
+/** The hosts of a cluster: those that are there, those that are lost, and those that are not there. */
+function HostNotes({ hosts, trans }: { hosts: readonly Host[]; trans: TranslationBundle }): ReactElement {
+  const named = (state: Host['state']): string => hostNames(hosts.filter(host => host.state === state), trans);
+  const [up, lost, absent] = [named('up'), named('lost'), named('absent')];
+  const title = hosts.map(host => [host.name, ...hostFacts(host, trans)].join(' · ')).join('\n');
+  return (
+    <>
+      {up && (
+        <div className="nbd-Row-note" title={title}>
+          {trans.__('on %1', up)}
+        </div>
+      )}
+      {lost && <div className="nbd-Row-note nbd-mod-bad">{trans.__('lost: %1', lost)}</div>}
+      {absent && <div className="nbd-Row-note">{trans.__('not there: %1', absent)}</div>}
+    </>
+  );
+}
 
 /** The output of a cluster's start, as it arrives. */
 function BringUp({ lines, label }: { lines: readonly string[]; label: string }): ReactElement {

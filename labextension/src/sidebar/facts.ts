@@ -1,5 +1,5 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { type Cluster, DEFAULT_LAUNCHER, type Run, type Sweep } from '../api/items';
+import { type Cluster, DEFAULT_LAUNCHER, type Host, type Run, type Sweep } from '../api/items';
 import { isActive } from './actions';
 import { formatBytes, formatCount, formatMoment, formatNumber, formatRate, formatSeconds, lastPart } from './format';
 
@@ -17,6 +17,12 @@ export function clusterFacts(cluster: Cluster, trans: TranslationBundle): string
   if (cluster.launcher && cluster.launcher !== DEFAULT_LAUNCHER) {
     facts.push(cluster.launcher);
   }
+  if (cluster.hosts.length) {
+    facts.push(trans._n('%1 host', '%1 hosts', cluster.hosts.length));
+  }
+  if (cluster.ends !== null) {
+    facts.push(trans.__('job ends %1', formatMoment(cluster.ends)));
+  }
   if (cluster.owner?.session) {
     const notebook = lastPart(cluster.owner.session);
     facts.push(cluster.owner.alive ? notebook : trans.__('%1 (ended)', notebook));
@@ -24,6 +30,24 @@ export function clusterFacts(cluster: Cluster, trans: TranslationBundle): string
     facts.push(trans.__('runs until stopped'));
   }
   return facts;
+}
+
+const MOST_HOSTS = 8;
+
+/** The hosts of a cluster that are there, in one line: "a, b"; empty for a cluster on the server's host. */
+export function hostNames(hosts: readonly Host[], trans: TranslationBundle): string {
+  const names = hosts.map(host => host.name);
+  const more = names.length - MOST_HOSTS;
+  return more > 0 ? trans.__('%1 and %2 more', names.slice(0, MOST_HOSTS).join(', '), String(more)) : names.join(', ');
+}
+
+/** What is known of a host, one short text each: its state if it is not there, its cores and GPUs. */
+export function hostFacts(host: Host, trans: TranslationBundle): string[] {
+  if (host.state !== 'up') {
+    return [host.state === 'lost' ? trans.__('lost') : trans.__('not there')];
+  }
+  const facts = host.cores === null ? [] : [trans._n('%1 core', '%1 cores', host.cores)];
+  return host.gpus ? [...facts, trans._n('%1 GPU', '%1 GPUs', host.gpus)] : facts;
 }
 
 /** The progress and speed of a run: "340 of 1000", "56/s", "2 min left". */

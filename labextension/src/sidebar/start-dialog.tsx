@@ -96,7 +96,8 @@ export class StartForm extends ReactWidget {
 
   /** The request for the server; null while a field is invalid. */
   getValue(): StartRequest | null {
-    return Object.keys(validate(this.values, this.trans)).length ? null : startRequest(this.values);
+    const faults = validate(this.values, this.trans, this.about);
+    return Object.keys(faults).length ? null : startRequest(this.values, this.about);
   }
 
   /** Show that the request is pending, or why the server refused it. */

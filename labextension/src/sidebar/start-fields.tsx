@@ -1,6 +1,6 @@
 import { type ReactElement, type ReactNode, useState } from 'react';
 import type { TranslationBundle } from '@jupyterlab/translation';
-import { type About, DEFAULT_LAUNCHER, type StartRequest } from '../api/items';
+import { type About, DEFAULT_LAUNCHER, type LauncherForm, type LauncherSetting, type StartRequest } from '../api/items';
 import type { SettingValues } from '../settings';
 
 interface FieldsProps {
@@ -21,12 +21,13 @@ interface FieldsProps {
  */
 export function StartFields({ first, about, busy, trouble, trans, onChange }: FieldsProps): ReactElement {
   const [values, setValues] = useState(first);
-  const change = (field: StartField, value: string): void => {
-    const now = { ...values, [field]: value };
+  const keep = (now: StartValues): void => {
     setValues(now);
     onChange(now);
   };
-  const faults = validate(values, trans);
+  const change = (field: StartField, value: string): void => keep(changed(values, field, value, about));
+  const launcher = launcherForm(values, about);
+  const faults = validate(values, trans, about);
   const gpus = about?.gpus ?? 0;
   const hint = coreHint(values, about, trans);
   const text = (field: StartField, label: string, extra: object = {}): ReactElement => (
@@ -64,14 +65,32 @@ export function StartFields({ first, about, busy, trouble, trans, onChange }: Fi
     <div aria-busy={busy}>
       <p>{trans.__('A cluster started here is independent of notebooks: it runs until it is stopped.')}</p>
       {text('name', trans.__('Name'), { placeholder: trans.__('automatic'), maxLength: 48 })}
-      {text('workers', trans.__('Workers'), { ...whole, min: 1 })}
+      {text('workers', trans.__('Workers'), {
+        ...whole,
+        min: 1,
+        placeholder: launcher.elsewhere ? trans.__('as the hosts take') : ''
+      })}
       {text('ps', trans.__('Parameter servers'), { ...whole, min: 0 })}
       {choice('launcher', trans.__('Launcher'), (about?.launchers ?? [DEFAULT_LAUNCHER]).map(name => [name, name]))}
-      {gpus > 0 && choice('gpus', trans.__('GPUs'), gpuChoices(gpus, trans))}
-      {gpus > 0 && text('gpu_memory', trans.__('Share of a GPU’s memory'), { placeholder: trans.__('all') })}
+      {launcher.settings.length > 0 && (
+        <fieldset className="nbd-StartForm-settings" aria-label={trans.__('Settings of launcher %1', values.launcher)}>
+          <p className="nbd-StartForm-hint">{launcher.help}</p>
+          {launcher.settings.map(setting => (
+            <SettingField
+              key={setting.name}
+              setting={setting}
+              value={values.settings[setting.name] ?? ''}
+              onChange={value => keep({ ...values, settings: { ...values.settings, [setting.name]: value } })}
+            />
+          ))}
+        </fieldset>
+      )}
+      {(gpus > 0 || launcher.elsewhere) &&
+        choice('gpus', trans.__('GPUs'), gpuChoices(launcher.elsewhere ? 0 : gpus, trans))}
+      {(gpus > 0 || launcher.elsewhere) && text('gpu_memory', trans.__('Share of a GPU’s memory'), { placeholder: trans.__('all') })}
       {text('threads', trans.__('Threads of each task'), { ...whole, min: 1, placeholder: trans.__('automatic') })}
       {text('memory', trans.__('Memory limit per task'), { placeholder: trans.__('no limit, or 2G') })}
-      {about && gpus === 0 && <p className="nbd-StartForm-hint">{trans.__('There is no GPU on this machine.')}</p>}
+      {about && gpus === 0 && !launcher.elsewhere && <p className="nbd-StartForm-hint">{trans.__('There is no GPU on this machine.')}</p>}
       <p className="nbd-StartForm-hint" role="status">
         {busy ? trans.__('Asking the server…') : hint}
       </p>
@@ -80,6 +99,35 @@ export function StartFields({ first, about, busy, trouble, trans, onChange }: Fi
           <span className="nbd-Error-text">{trouble}</span>
         </div>
       )}
+    </div>
+  );
+}
+
+interface SettingProps {
+  setting: LauncherSetting;
+  value: string;
+  onChange: (value: string) => void;
+}
+
+/** A setting of the chosen launcher; the server checks its value. */
+function SettingField({ setting, value, onChange }: SettingProps): ReactElement {
+  const id = `nbd-start-setting-${setting.name}`;
+  const label = setting.name.replace(/_/g, ' ');
+  return (
+    <div className="nbd-Field" title={setting.help}>
+      <label htmlFor={id}>{label.charAt(0).toUpperCase() + label.slice(1)}</label>
+      <input
+        id={id}
+        className="jp-mod-styled"
+        value={value}
+        placeholder={setting.default ? String(setting.default) : setting.shows}
+        aria-describedby={`${id}-help`}
+        spellCheck={false}
+        onChange={event => onChange(event.target.value)}
+      />
+      <span className="nbd-Hidden" id={`${id}-help`}>
+        {setting.help}
+      </span>
     </div>
   );
 }
@@ -120,25 +168,50 @@ export interface StartValues {
   gpu_memory: string;
   threads: string;
   memory: string;
+  /** The settings of launchers, by name; those of the chosen one are sent. */
+  settings: Record<string, string>;
 }
 
 export type InitialCounts = Pick<SettingValues, 'workers' | 'ps'>;
-export type StartField = keyof StartValues;
+export type StartField = Exclude<keyof StartValues, 'settings'>;
+type Faults = Partial<Record<StartField, string>>;
+
+const HERE: LauncherForm = { help: '', elsewhere: false, settings: [] };
+
+/** What the form shows of the chosen launcher. */
+function launcherForm(values: StartValues, about: About | null): LauncherForm {
+  return about?.launcher_forms?.[values.launcher] ?? HERE;
+}
+
+/**
+ * The values after a change of a field.
+ *
+ * Where the tasks are on other hosts, these decide on the number of workers and on GPUs unless the user does.
+ */
+export function changed(values: StartValues, field: StartField, value: string, about: About | null): StartValues {
+  const now = { ...values, [field]: value };
+  const elsewhere = launcherForm(now, about).elsewhere;
+  if (field !== 'launcher' || elsewhere === launcherForm(values, about).elsewhere) {
+    return now;
+  }
+  return { ...now, workers: elsewhere ? '' : '2', gpus: 'auto' };
+}
 
 /** The initial values of the form; the numbers are from the user's settings. */
 export function initialValues(about: About | null, { workers, ps }: InitialCounts): StartValues {
   const launcher = about?.launchers[0] ?? DEFAULT_LAUNCHER;
   const numbers = { workers: String(workers), ps: String(ps) };
-  return { name: '', ...numbers, launcher, gpus: 'auto', gpu_memory: '', threads: '', memory: '' };
+  return { name: '', ...numbers, launcher, gpus: 'auto', gpu_memory: '', threads: '', memory: '', settings: {} };
 }
 
 /** The problems by field; empty if the form can be sent. */
-export function validate(values: StartValues, trans: TranslationBundle): Partial<StartValues> {
-  const faults: Partial<StartValues> = {};
+export function validate(values: StartValues, trans: TranslationBundle, about: About | null): Faults {
+  const faults: Faults = {};
   if (values.name.trim() && !/^\w{1,48}$/.test(values.name.trim())) {
     faults.name = trans.__('Letters, digits and _, or nothing');
   }
-  if (!isWhole(values.workers, 1)) {
+  const hostsDecide = launcherForm(values, about).elsewhere && !values.workers.trim();
+  if (!hostsDecide && !isWhole(values.workers, 1)) {
     faults.workers = trans.__('A whole number, at least 1');
   }
   if (!isWhole(values.ps, 0)) {
@@ -157,13 +230,21 @@ export function validate(values: StartValues, trans: TranslationBundle): Partial
 }
 
 /** The request for the server; the fields must be valid. */
-export function startRequest(values: StartValues): StartRequest {
+export function startRequest(values: StartValues, about: About | null): StartRequest {
+  const settings: Record<string, string> = {};
+  for (const { name } of launcherForm(values, about).settings) {
+    const value = values.settings[name]?.trim();
+    if (value) {
+      settings[name] = value;
+    }
+  }
   const gpus = values.gpus === 'auto' || values.gpus === 'none' ? values.gpus : Number(values.gpus);
   return {
     name: values.name.trim() || null,
-    workers: Number(values.workers),
+    workers: values.workers.trim() ? Number(values.workers) : null,
     ps: Number(values.ps),
     launcher: values.launcher,
+    settings,
     gpus,
     threads: values.threads.trim() ? Number(values.threads) : null,
     memory: values.memory.trim().replace(/\s+/g, '') || null,

@@ -1,8 +1,9 @@
-import { memo, type ReactElement, useMemo } from 'react';
+import { Fragment, memo, type ReactElement, useMemo } from 'react';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Cluster, Gpu, Task } from '../api/items';
 import { ActionButtons, ActionError } from './action-buttons';
 import { restartAction, shortTask } from './actions';
+import { hostFacts } from './facts';
 import { formatBytes, formatCount, formatRate } from './format';
 import { useRovingFocus } from './roving-focus';
 import { Empty } from './rows';
@@ -10,15 +11,21 @@ import { Sparkline } from './sparkline';
 import { stateLabel, slowerText, StateIcon } from './state-icon';
 import { useSelector, type SectionStore } from './store';
 
-/** The tasks of the chosen cluster as a table; columns that no task has are left out. */
+/**
+ * The tasks of the chosen cluster as a table; columns that no task has are left out.
+ *
+ * Tasks on several hosts are grouped by host, each below a line with its name, in place of a column of hosts.
+ */
 export function Tasks({ store }: { store: SectionStore }): ReactElement {
   const loaded = useSelector(store, () => store.state.cluster === store.model.selected);
-  const tasks = useSelector(store, () => (store.state.cluster === store.model.selected ? store.state.tasks : NONE));
+  const listed = useSelector(store, () => (store.state.cluster === store.model.selected ? store.state.tasks : NONE));
+  const groups = useMemo(() => groupByHost(listed), [listed]);
+  const tasks = useMemo(() => groups.flatMap(group => group.tasks), [groups]);
   const cluster = useSelector(store, () => store.state.clusters.find(one => one.id === store.model.selected));
   const { trans } = store;
   const { current, ...list } = useRovingFocus<HTMLDivElement>(tasks.map(task => String(task.rank)));
   // The same object while the columns are the same; otherwise all rows would be rendered again.
-  const found = columnsOf(tasks, trans);
+  const found = columnsOf(tasks, trans).filter(column => column.id !== 'host' || groups.length === 1);
   const columns = useMemo(() => found, [found.map(column => column.id).join()]);
   if (!cluster || !tasks.length) {
     return <NoTasks store={store} cluster={cluster} loaded={loaded} />;
@@ -46,16 +53,50 @@ export function Tasks({ store }: { store: SectionStore }): ReactElement {
           <span className="nbd-Hidden">{trans.__('Restart')}</span>
         </span>
       </div>
-      {tasks.map(task => (
-        <TaskRow
-          key={task.rank}
-          store={store}
-          task={task}
-          cluster={cluster}
-          columns={columns}
-          reachable={String(task.rank) === current}
-        />
+      {groups.map(group => (
+        <Fragment key={group.host}>
+          {groups.length > 1 && <HostLine name={group.host} cluster={cluster} trans={trans} />}
+          {group.tasks.map(task => (
+            <TaskRow
+              key={task.rank}
+              store={store}
+              task={task}
+              cluster={cluster}
+              columns={columns}
+              reachable={String(task.rank) === current}
+            />
+          ))}
+        </Fragment>
       ))}
+    </div>
+  );
+}
+
+/** The tasks by host, the hosts in the order of their first tasks. */
+export function groupByHost(tasks: readonly Task[]): { host: string; tasks: Task[] }[] {
+  const groups = new Map<string, Task[]>();
+  for (const task of tasks) {
+    const group = groups.get(task.host);
+    if (group) {
+      group.push(task);
+    } else {
+      groups.set(task.host, [task]);
+    }
+  }
+  return [...groups].map(([host, own]) => ({ host, tasks: own }));
+}
+
+/** The line above the tasks of a host. */
+function HostLine({ name, cluster, trans }: { name: string; cluster: Cluster; trans: TranslationBundle }): ReactElement {
+  const host = cluster.hosts.find(one => one.name === name);
+  return (
+    <div className="nbd-Tasks-host" role="row" data-state={host?.state} title={host?.address ?? undefined}>
+      <span className="nbd-Tasks-hostname" role="rowheader">
+        {name}
+      </span>
+      <span className="nbd-Tasks-hostfacts" role="gridcell">
+        {host ? hostFacts(host, trans).join(' · ') : ''}
+      </span>
     </div>
   );
 }

@@ -54,6 +54,19 @@ describe('the clusters', () => {
     expect(document.activeElement).toBe(first);
   });
 
+  it('name their hosts, and those that are lost or not there', () => {
+    const host = { name: 'a', address: '10.0.0.1', cores: 8, gpus: 0, state: 'up' as const, tasks: 2 };
+    const gone = { address: null, cores: null, gpus: null, tasks: 0 };
+    const many = Array.from({ length: 10 }, (_, number) => ({ ...gone, name: `n${number}`, state: 'absent' as const }));
+    const hosts = [host, { ...host, name: 'b' }, { ...gone, name: 'c', state: 'lost' as const }, ...many];
+    const { store } = fakePanel({ clusters: [{ ...CLUSTER, launcher: 'ssh', hosts, ends: 1_790_000_000 }, other] });
+    act(() => root.render(<Clusters store={store} />));
+    const notes = [...place.querySelectorAll('.nbd-Row-note')].map(node => node.textContent);
+    expect(notes).toEqual(['on a, b', 'lost: c', 'not there: n0, n1, n2, n3, n4, n5, n6, n7 and 2 more']);
+    const facts = place.querySelector('.nbd-Row-facts')!.textContent;
+    expect(facts).toContain('ssh13 hostsjob ends ');
+  });
+
   it('say why an action cannot be, and do not begin it', () => {
     const { store, commands } = fakePanel({
       clusters: [{ ...CLUSTER, can: { stop: true, grow: false, restart: true }, why: { grow: 'MPI has no more room' } }]

@@ -9,13 +9,24 @@ import { SectionStore } from '../../src/sidebar/store';
 export const trans = nullTranslator.load('nbdist');
 
 export const ABOUT: About = {
-  version: 1, nbdist: '0.1.0', cores: 2, gpus: 0, launchers: ['local', 'mpi'], nvml: 'no driver', tensorboard: null,
+  version: 1, nbdist: '0.1.0', cores: 2, gpus: 0, launchers: ['local', 'mpi', 'ssh'], nvml: 'no driver', tensorboard: null,
+  launcher_forms: {
+    local: { help: 'plain engines', elsewhere: false, settings: [] },
+    mpi: { help: 'one MPI world', elsewhere: false, settings: [] },
+    ssh: {
+      help: 'engines on other hosts, by ssh', elsewhere: true,
+      settings: [
+        { name: 'hosts', help: 'the hosts', shows: 'A:2,B:2|FILE', default: null },
+        { name: 'python_path', help: 'the Python there', shows: 'PATH', default: null }
+      ]
+    }
+  },
   home: '/home/nbdist', problem: null
 };
 
 export const CLUSTER: Cluster = {
   id: 'a', kind: 'nbdist', title: 'train.ipynb', state: 'running', launcher: 'local', workers: 2, ps: 0,
-  engines: 2, created: 100, owner: null, detached: false, dead: [], runs: [], attach: '%cluster attach a',
+  engines: 2, created: 100, owner: null, detached: false, dead: [], runs: [], hosts: [], ends: null, attach: '%cluster attach a',
   can: { stop: true, grow: true, shrink: true, restart: true }, why: {}, lines: [], error: null
 };
 

@@ -8,7 +8,7 @@ import { selectFrom } from '../../src/sidebar/model';
 import { nextPosition } from '../../src/sidebar/roving-focus';
 import { activeFirst, filterItems } from '../../src/sidebar/runs';
 import { curvePath, curveText, trendOf } from '../../src/sidebar/sparkline';
-import { validate, initialValues, coreHint, startRequest } from '../../src/sidebar/start-fields';
+import { changed, coreHint, initialValues, startRequest, validate } from '../../src/sidebar/start-fields';
 import { stateLabel } from '../../src/sidebar/state-icon';
 import { columnsOf, memoryText } from '../../src/sidebar/tasks';
 import { statusText } from '../../src/status/status-item';
@@ -147,18 +147,31 @@ describe('the form', () => {
   it('begins with what fits the machine, and sends what was typed', () => {
     const values = initialValues(ABOUT, DEFAULTS);
     expect(values.workers).toBe('2');
-    expect(validate(values, trans)).toEqual({});
-    expect(startRequest({ ...values, memory: ' 2 G ', threads: '1', gpus: '1', gpu_memory: '0.4' })).toEqual({
-      name: null, workers: 2, ps: 0, launcher: 'local', gpus: 1, threads: 1, memory: '2G', gpu_memory: 0.4
+    expect(validate(values, trans, ABOUT)).toEqual({});
+    expect(startRequest({ ...values, memory: ' 2 G ', threads: '1', gpus: '1', gpu_memory: '0.4' }, ABOUT)).toEqual({
+      name: null, workers: 2, ps: 0, launcher: 'local', settings: {}, gpus: 1, threads: 1, memory: '2G', gpu_memory: 0.4
     });
-    expect(startRequest(values)).toMatchObject({ gpus: 'auto', threads: null, memory: null, gpu_memory: null });
+    expect(startRequest(values, ABOUT)).toMatchObject({ gpus: 'auto', threads: null, memory: null, gpu_memory: null });
   });
 
   it('says which field has which fault', () => {
     const wrong = {
-      name: 'a b', workers: '0', ps: '-1', launcher: 'local', gpus: 'auto', gpu_memory: '2', threads: 'x', memory: 'much'
+      name: 'a b', workers: '0', ps: '-1', launcher: 'local', gpus: 'auto', gpu_memory: '2', threads: 'x', memory: 'much',
+      settings: {}
     };
-    expect(Object.keys(validate(wrong, trans)).sort()).toEqual(['gpu_memory', 'memory', 'name', 'ps', 'threads', 'workers']);
+    expect(Object.keys(validate(wrong, trans, ABOUT)).sort()).toEqual(['gpu_memory', 'memory', 'name', 'ps', 'threads', 'workers']);
+  });
+
+  it('leaves workers and GPUs to other hosts, and sends the settings of the chosen launcher', () => {
+    const first = initialValues(ABOUT, DEFAULTS);
+    const there = { ...changed(first, 'launcher', 'ssh', ABOUT), settings: { hosts: ' a:2,b ', python_path: ' ', nodes: '2' } };
+    expect(there.workers).toBe('');
+    expect(validate(there, trans, ABOUT)).toEqual({});
+    expect(startRequest(there, ABOUT)).toMatchObject({ launcher: 'ssh', workers: null, gpus: 'auto', settings: { hosts: 'a:2,b' } });
+    const back = changed(there, 'launcher', 'mpi', ABOUT);
+    expect(startRequest(back, ABOUT)).toMatchObject({ launcher: 'mpi', workers: 2, settings: {} });
+    expect(Object.keys(validate({ ...back, workers: '' }, trans, ABOUT))).toEqual(['workers']);
+    expect(changed(back, 'launcher', 'local', ABOUT).workers).toBe('2');
   });
 
   it('warns of tasks that have to share the cores', () => {

@@ -42,6 +42,23 @@ describe('the tasks', () => {
     expect(all('[data-row="1"]')[0]!.textContent).toContain('running');
   });
 
+  it('are grouped by host where there are several, in place of a column of hosts', () => {
+    const hosts = [
+      { name: 'a', address: '10.0.0.1', cores: 8, gpus: 2, state: 'up' as const, tasks: 2 },
+      { name: 'b', address: null, cores: null, gpus: null, state: 'lost' as const, tasks: 1 }
+    ];
+    const tasks = ['a', 'b', 'a'].map((host, rank) => ({ ...TASK, host, rank, index: rank }));
+    const { store, feed } = fakePanel({ ...seen, clusters: [{ ...CLUSTER, hosts }], tasks });
+    show(Tasks, store);
+    expect(all('[role="row"]').slice(1).map(row => row.dataset['row'] ?? row.textContent)).toEqual(
+      ['a8 cores · 2 GPUs', '0', '2', 'blost', '1']
+    );
+    expect(all('.nbd-Task-host')).toEqual([]);
+    act(() => feed.tell({ tasks: tasks.map(task => ({ ...task, host: 'a' })) }));
+    expect(all('.nbd-Tasks-host')).toEqual([]);
+    expect(all('.nbd-Task-host').length).toBe(4);
+  });
+
   it('have the figures of their GPU on a line of its own', () => {
     const slice = { ...GPU, use: null, power: null, temperature: null, history: [] };
     const { store } = fakePanel({ ...seen, tasks: [{ ...TASK, gpu: GPU }, { ...TASK, rank: 1, gpu: slice }, { ...TASK, rank: 2 }] });
@@ -176,6 +193,29 @@ describe('the form', () => {
     expect((all('#nbd-start-workers')[0] as HTMLInputElement).value).toBe('90');
     expect(all('#nbd-start-gpus').length).toBe(0);
     expect(place.textContent).toContain('There is no GPU');
+  });
+
+  it('shows the settings of the chosen launcher, and no GPUs of this machine for other hosts', () => {
+    const onChange = vi.fn();
+    act(() =>
+      root.render(
+        <StartFields first={initialValues(ABOUT, DEFAULTS)} about={ABOUT} busy={false} trouble={null} trans={trans} onChange={onChange} />
+      )
+    );
+    expect(all('.nbd-StartForm-settings')).toEqual([]);
+    const launcher = all('#nbd-start-launcher')[0] as HTMLSelectElement;
+    act(() => {
+      launcher.value = 'ssh';
+      launcher.dispatchEvent(new Event('change', { bubbles: true }));
+    });
+    expect(all('.nbd-StartForm-settings label').map(node => node.textContent)).toEqual(['Hosts', 'Python path']);
+    const hosts = all('#nbd-start-setting-hosts')[0] as HTMLInputElement;
+    expect(hosts.placeholder).toBe('A:2,B:2|FILE');
+    expect(all('#nbd-start-setting-hosts-help')[0]!.textContent).toBe('the hosts');
+    type(hosts, 'a:2,b:2');
+    expect(onChange.mock.lastCall![0]).toMatchObject({ launcher: 'ssh', workers: '', settings: { hosts: 'a:2,b:2' } });
+    expect(all('#nbd-start-gpus option').map(node => node.textContent)).toEqual(['as nbdist decides', 'none']);
+    expect(place.textContent).not.toContain('There is no GPU');
   });
 
   it('has each letter in its field at once, however fast they come', () => {

@@ -171,6 +171,13 @@ class LauncherSpec:
             return True
         return False
 
+    def is_elsewhere(self) -> bool:
+        """Return whether the tasks are on other hosts than the client's."""
+        try:
+            return bool(self.hosts(self.read_settings({})))
+        except InvalidArgumentError:  # it needs their names
+            return True
+
     def read_settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of all its settings: those given, or their defaults.
 

@@ -31,11 +31,11 @@ from typing import Any
 from nbdist.errors import DeadlineExceededError, FailedPreconditionError, NbdistError
 from nbdist.lab.actions.status import PendingAction
 
-SECONDS = {
+SECONDS: dict[str, float | None] = {
     "start": 120.0, "stop": 45.0, "grow": 120.0, "shrink": 60.0, "restart": 120.0, "pause": 45.0,
-    "resume": 150.0, "set": 45.0,
+    "resume": 150.0, "set": 45.0, "queue": None,
 }  # fmt: skip
-"""The limit of each action: more than twice what it takes."""
+"""The limit of each action: more than twice what it takes. A start that may wait in a queue has none."""
 
 
 MAX_FAILED = 100  # failed actions that are remembered
@@ -59,7 +59,10 @@ UNDO_SECONDS = 8.0  # for a cancelled action to undo what it has begun
 
 
 async def perform(
-    request: Mapping[str, Any], report: Callable[[str], object], seconds: float, folder: str | None = None
+    request: Mapping[str, Any],
+    report: Callable[[str], object],
+    seconds: float | None,
+    folder: str | None = None,
 ) -> None:
     """Perform an action in a child process; ``report`` receives the lines of its progress.
 
@@ -190,12 +193,14 @@ class Actions:
         doing: str,
         request: Mapping[str, Any],
         asked: Mapping[str, Any] | None = None,
+        limit: str | None = None,
     ) -> None:
         """Begin an action in a child process; raises FailedPreconditionError while another one runs.
 
-        ``asked`` has the options of a cluster that starts, for its item.
+        ``asked`` has the options of a cluster that starts, for its item. ``limit`` is a key of `SECONDS`,
+        without it ``doing``.
         """
-        perform = partial(self._perform, request, seconds=SECONDS[doing], folder=self._folder)
+        perform = partial(self._perform, request, seconds=SECONDS[limit or doing], folder=self._folder)
         self._begin(
             (about, id), doing, lambda key: perform(report=lambda line: self._report(key, line)), asked
         )

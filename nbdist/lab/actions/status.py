@@ -99,6 +99,8 @@ def starting(one: PendingAction) -> Item:
         "detached": True,
         "dead": [],
         "runs": [],
+        "hosts": [],
+        "ends": None,
         "attach": attach_code(one.id),
         # "stop" cancels a start, and dismisses one that failed.
         "can": {"stop": one.doing == "start", "grow": False, "shrink": False, "restart": False},
@@ -125,9 +127,9 @@ def attach_code(cluster: str) -> str:
 
 
 def counts(one: PendingAction) -> Item:
-    """Return the requested numbers of workers, parameter servers and engines of a new cluster."""
-    workers, ps = int(one.asked["workers"]), int(one.asked["ps"])
-    return {"workers": workers, "ps": ps, "engines": workers + ps}
+    """Return the requested numbers of workers, parameter servers and engines; None for what hosts decide."""
+    workers, ps = one.asked["workers"], int(one.asked["ps"])
+    return {"workers": workers, "ps": ps, "engines": None if workers is None else workers + ps}
 
 
 def disk_error(error: OSError) -> str:

@@ -13,6 +13,8 @@ from tornado import web
 from nbdist.cluster.folder import VALID_ID, new_id
 from nbdist.cluster.gpus import parse_gpus
 from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, LAUNCHERS
+from nbdist.cluster.launchers.spec import LauncherSpec
+from nbdist.cluster.placement import worker_slots
 from nbdist.cluster.resources import MOST_TASKS, check_counts, parse_memory
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.json_values import number
@@ -35,7 +37,10 @@ class NewClusterHandler(ApiHandler):
                     f"there already is a cluster {name!r} ({known[name]}); choose another name"
                 )
         id = name or new_id()
-        self.service.actions.begin("clusters", id, "start", {"do": "start", "id": id, **wanted}, wanted)
+        limit = "queue" if LAUNCHERS[wanted["launcher"]].is_elsewhere() else None
+        self.service.actions.begin(
+            "clusters", id, "start", {"do": "start", "id": id, **wanted}, wanted, limit
+        )
         self.accept({"id": id})
 
 
@@ -157,7 +162,7 @@ START: dict[str, Any] = {
     "memory": None,
     "gpu_memory": None,
 }
-"""The default options of a cluster."""
+"""The default options of a cluster; on other hosts, workers are as many as these take."""
 
 
 TASK = re.compile(r"(?:/job:)?(worker|ps|data)(?:/task)?:(\d{1,4})")
@@ -171,18 +176,50 @@ def parse_cluster(body: Body) -> dict[str, Any]:
 
     >>> parse_cluster({"workers": 3})["workers"], parse_cluster({})["launcher"]
     (3, 'local')
+    >>> there = parse_cluster({"launcher": "ssh", "settings": {"hosts": "a:2,b"}})
+    >>> there["workers"], there["hosts"]
+    (None, 'a:2,b')
     """
-    check_keys(body, ("name", *START))
-    wanted = {**START, **{key: value for key, value in body.items() if key != "name"}}
+    check_keys(body, ("name", "settings", *START))
+    wanted = {**START, **{key: value for key, value in body.items() if key not in ("name", "settings")}}
     if wanted["launcher"] not in tuple(LAUNCHERS):
         raise InvalidArgumentError(
             f"no launcher {shown(wanted['launcher'])}; choose from {', '.join(LAUNCHERS)}"
         )
-    check_counts(*(_plain(wanted[name]) for name in ("workers", "ps", "threads", "gpu_memory")))
+    spec = LAUNCHERS[wanted["launcher"]]
+    settings = parse_launcher_settings(spec, body.get("settings"))
+    hosts = spec.hosts(spec.read_settings(settings))
+    if hosts and body.get("workers") is None:
+        wanted["workers"] = None
+    counts = [_plain(wanted[name]) for name in ("workers", "ps", "threads", "gpu_memory")]
+    check_counts(1 if hosts and counts[0] is None else counts[0], *counts[1:])
+    if hosts:
+        worker_slots(hosts, wanted["workers"])
     if wanted["memory"] is not None:
         parse_memory(_plain(wanted["memory"]))
     wanted["gpus"] = parse_gpus(_plain(wanted["gpus"]))
-    return wanted
+    return {**wanted, **settings}
+
+
+def parse_launcher_settings(spec: LauncherSpec, given: object) -> dict[str, Any]:
+    """Return the values of a launcher's settings; a text is read as that of the setting's flag.
+
+    >>> parse_launcher_settings(LAUNCHERS["slurm"], {"nodes": "2", "cores": "8"})
+    {'nodes': '2', 'cores': 8}
+    """
+    if given is not None and not isinstance(given, dict):
+        raise InvalidArgumentError(f"settings are an object with the launcher's settings, not {shown(given)}")
+    read = {one.name: one.read for one in spec.settings}
+    values: dict[str, Any] = {}
+    for name, value in (given or {}).items():
+        try:
+            values[name] = read.get(name, str)(value) if isinstance(value, str) else value
+        except InvalidArgumentError:
+            raise
+        except ValueError:
+            raise InvalidArgumentError(f"{name} is a number, not {shown(value)}") from None
+    spec.read_settings(values)  # checks them
+    return values
 
 
 def parse_growth(body: Body) -> int:

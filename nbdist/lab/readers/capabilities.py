@@ -7,6 +7,7 @@ from typing import Any
 
 from nbdist.cluster.gpus import list_gpus
 from nbdist.cluster.launchers.registry import LAUNCHERS
+from nbdist.cluster.launchers.spec import LauncherSpec
 from nbdist.cluster.resources import count_cores
 from nbdist.errors import UnavailableError
 from nbdist.home import home_path, own_version
@@ -24,13 +25,28 @@ def about() -> dict[str, Any]:
         "nbdist": own_version(),
         "cores": count_cores(),
         "gpus": _gpus(),
-        "launchers": [
-            name for name, spec in LAUNCHERS.items() if spec.is_installed() and not spec.needs_settings()
-        ],
+        "launchers": [name for name, spec in LAUNCHERS.items() if spec.is_installed()],
+        "launcher_forms": {
+            name: launcher_form(spec) for name, spec in LAUNCHERS.items() if spec.is_installed()
+        },
         "nvml": load_nvml()[1],
         "tensorboard": tensorboard_problem(),
         "home": str(folder or home_path()),
         "problem": why,
+    }
+
+
+def launcher_form(spec: LauncherSpec) -> dict[str, Any]:
+    """Return what the form needs of a launcher: its help, its settings, and whether tasks are on other hosts.
+
+    >>> launcher_form(LAUNCHERS["local"])
+    {'help': 'plain engines on this host', 'elsewhere': False, 'settings': []}
+    """
+    fields = ("name", "help", "shows", "default")
+    return {
+        "help": spec.help,
+        "elsewhere": spec.is_elsewhere(),
+        "settings": [{field: getattr(one, field) for field in fields} for one in spec.settings],
     }
 
 

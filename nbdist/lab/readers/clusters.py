@@ -22,6 +22,7 @@ from typing import Any
 
 from nbdist.cluster.description import FILE, LONGEST, ClusterDescription, read_description
 from nbdist.cluster.folder import FOLDER, VALID_ID, busy_tasks, is_alive
+from nbdist.cluster.host_status import host_rows
 from nbdist.cluster.hub import own_versions
 from nbdist.cluster.launchers.registry import LAUNCHERS
 from nbdist.cluster.supervisor.client import describe_exit
@@ -152,6 +153,10 @@ class ClusterStatus:
     busy: Mapping[int, str] = field(default_factory=dict)
     """By rank: the run of the task; without in-graph runs, whose bodies are in a notebook."""
     owner_alive: bool = False
+    hosts: tuple[Item, ...] = ()
+    """The hosts of a cluster on other hosts than this one."""
+    ends: float | None = None
+    """When the job of these hosts ends, in seconds since 1970."""
     written: float = 0.0
     """The time of the file that names the processes; a younger process has reused its pid."""
     error: str | None = None
@@ -211,6 +216,8 @@ class ClusterWatcher:
             frozenset(() if reported is None else reported.pids.values()),
             self._busy_runs(living),
             bool(description.owner) and self._owner_lives(description.owner),
+            host_items(description, reported),
+            None if reported is None else reported.ends,
             written,
         )
 
@@ -266,6 +273,22 @@ class ClusterWatcher:
         settled = time.time_ns() - changed > SETTLED_NS
         self._busy = (changed, living, found) if settled else None
         return found
+
+
+def host_items(description: ClusterDescription, reported: SupervisorStatus | None) -> tuple[Item, ...]:
+    """Return the hosts of a cluster, ready for JSON; none for a cluster on this host, or if it is unknown."""
+    if reported is None or not any([description.slots, reported.hosts]):
+        return ()
+    rows = host_rows(reported.hosts, description.slots, description.tasks, {}, None)
+    shown = ("name", "address", "cores", "state")
+    return tuple(
+        {
+            **{key: row[key] for key in shown},
+            "gpus": None if row["gpus"] is None else len(row["gpus"]),
+            "tasks": len(row["tasks"]),
+        }
+        for row in rows
+    )
 
 
 def describe_deaths(tasks: tuple[TaskInfo, ...], reported: SupervisorStatus) -> dict[int, str]:
@@ -324,6 +347,8 @@ def nbdist_item(seen: ClusterStatus, here: Mapping[str, str], runs: Iterable[str
         "detached": not owner,
         "dead": [f"{task.job}:{task.index}" for task in description.tasks if task.rank in seen.dead],
         "runs": list(dict.fromkeys([*seen.runs, *runs])),
+        "hosts": list(seen.hosts),
+        "ends": seen.ends,
         "attach": attach_code(seen.id),
         "can": can,
         "why": why,

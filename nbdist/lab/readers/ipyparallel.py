@@ -177,6 +177,8 @@ def parallel_item(
         "detached": False,
         "dead": [f"engine:{number}" for number, pid in enumerate(one.pids) if pid not in alive and not stale],
         "runs": [],
+        "hosts": [],
+        "ends": None,
         "attach": f"import ipyparallel as ipp\nrc = ipp.Cluster.from_file({quoted}).connect_client_sync()",
         "can": {"stop": True, "grow": False, "shrink": False, "restart": False},
         "why": {"grow": why, "shrink": why, "restart": why},

@@ -20,13 +20,14 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.description import parse_tasks
+from nbdist.cluster.description import LONGEST, parse_tasks
 from nbdist.cluster.supervisor.process import short_path, socket_name
-from nbdist.json_values import whole
+from nbdist.json_values import listed, mapping, number, text, whole
 from nbdist.runtime.task import MOST_PID, TaskInfo
 
 PATIENCE_SECONDS = 0.05  # for a reply, once per request: a living supervisor needs a thousandth of it
 RETRY_SECONDS = 5.0  # between two attempts to connect
+MOST_HOSTS = 4096
 MAX_LINE = 16 << 20  # bytes without an end of line
 REQUEST = b'{"id": 1, "request": "watch"}\n'
 
@@ -42,6 +43,10 @@ class SupervisorStatus:
     stopping: bool = False
     tasks: tuple[TaskInfo, ...] | None = None
     """The roster after a membership change; it takes precedence over the cluster's file."""
+    hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the other hosts with a supervisor say of themselves, by name."""
+    ends: float | None = None
+    """When the job of the other hosts ends, in seconds since 1970."""
 
 
 def parse_status(message: object) -> SupervisorStatus | None:
@@ -61,7 +66,24 @@ def parse_status(message: object) -> SupervisorStatus | None:
         {ranks[key]: exits[key] for key in exits if key in ranks and isinstance(exits[key], dict)},
         message.get("stopping") is True,
         parse_tasks(message.get("tasks")),
+        dict(host for one in listed(message.get("hosts"))[:MOST_HOSTS] if (host := parse_host(one))),
+        number(message.get("ends")),
     )
+
+
+def parse_host(report: object) -> tuple[str, dict[str, Any]] | None:
+    """Return the name of a host and its report; None without a name. Never raises.
+
+    >>> parse_host({"name": "a", "cores": 8, "gpus": ["0", "1"], "address": ["?"]})
+    ('a', {'hostname': '', 'address': '', 'cores': 8, 'gpus': ['0', '1']})
+    """
+    found = mapping(report)
+    name = text(found.get("name"), LONGEST)
+    if not name:
+        return None
+    said: dict[str, Any] = {key: text(found.get(key), LONGEST) for key in ("hostname", "address")}
+    gpus = [gpu for one in listed(found.get("gpus")) if (gpu := text(one, LONGEST))]
+    return name, {**said, "cores": whole(found.get("cores")), "gpus": gpus}
 
 
 def _rank(key: object) -> int | None:
