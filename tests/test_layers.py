@@ -268,7 +268,7 @@ def test_frameworks_are_named_in_their_folder_only() -> None:
 
 
 TESTS = Path(__file__).parent
-OTHER_TESTS = {"", "bench", "browser", "first", "hosts", "mac", "slurm"}
+OTHER_TESTS = {"", "bench", "browser", "first", "hosts", "kube", "mac", "slurm"}
 """Folders of tests that are not about the modules of one folder of the package."""
 
 
