@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -41,6 +42,11 @@ def start(**options: Any) -> dict[str, Any]:
 
 def nodes(cluster: Cluster) -> list[str]:
     return [info.node for info in cluster.tasks]
+
+
+def chdir(folder: str) -> None:
+    """Go to a folder, as a notebook that lies there."""
+    os.chdir(folder)
 
 
 def run(code: str) -> list[Any]:
@@ -173,7 +179,7 @@ def stop() -> float:
 
 
 ORDERS = (
-    *(start, reports, run, train, background, attach, finish, kill, dead, restart),
+    *(start, reports, run, chdir, train, background, attach, finish, kill, dead, restart),
     *(grow, grown, shrink, keys, kill_supervisor, rest, status, seconds_left, stop),
 )
 serve({one.__name__: one for one in ORDERS})

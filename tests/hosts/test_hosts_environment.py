@@ -95,6 +95,28 @@ def test_an_environment_is_made_once_and_found_again(ssh_hosts: SshHosts, tmp_pa
     assert len(left(ssh_hosts, "host1")) == 4
 
 
+def test_tasks_import_the_modules_beside_the_notebook(ssh_hosts: SshHosts, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "beside.py").write_text("WORD = 'sent'\n")
+    client = ssh_hosts.run("head", "cluster_actor.py")
+    try:
+        client.do(do="chdir", folder=str(project))
+        started = client.do(do="start", launcher="ssh", hosts="host1:1,host2:1", sync_modules=True)
+        assert "nodes" in started, started
+        words = client.do(do="run", code="import beside; [beside.WORD, beside.__file__]")
+        assert [word for word, _ in words] == ["sent", "sent"]
+        assert all("/nbdist/environments/modules/" in path for _, path in words)
+        client.do(do="stop")
+        error, text = client.do(
+            do="start", launcher="ssh", hosts="host1:1", sync_env=True, python="/no/python"
+        )
+        assert error == "UnavailableError"
+        assert text.startswith("host host1: the shell there finds no such command")
+    finally:
+        client.end(20.0)
+
+
 def test_what_is_interrupted_or_has_no_room_leaves_nothing_half_made(
     ssh_hosts: SshHosts, tmp_path: Path
 ) -> None:
@@ -151,7 +173,7 @@ def test_each_failure_is_a_sentence(ssh_hosts: SshHosts, tmp_path: Path) -> None
     # Nothing answers at this port of the host.
     nowhere = {"UV_INDEX_URL": "http://127.0.0.1:9/", "UV_HTTP_RETRIES": "0"}
     said = why(Lock(version, ("numpy==2.4.6",), variables=nowhere))
-    assert said.startswith("it does not reach the packages' index (")
+    assert said.startswith("it does not reach the packages' index for numpy==2.4.6 (")
     links = tmp_path / "links"
     links.mkdir()
     make_wheel(links, "other").rename(links / "other-1.2-cp27-none-win32.whl")

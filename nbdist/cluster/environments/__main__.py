@@ -15,11 +15,13 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nbdist.cluster.environments.lock import project_modules, read_lock
 from nbdist.cluster.environments.pack import held, write_zip
+from nbdist.cluster.environments.receive import KEPT_DAYS
 from nbdist.cluster.environments.sync import CarrierEnded, Offer, boot_command, send, shell_exec
 from nbdist.cluster.hosts import ssh_command, why_ssh_ended
 from nbdist.cluster.launchers.ssh import OPTIONS, SYNC_FAILED
@@ -46,9 +48,8 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         offer = make_offer(given.env, given.wheels, given.modules, given.python, report)
-        made = send(
-            offer, ssh_command(host, boot_command(given.python or "python3"), options=OPTIONS), report
-        )
+        boot = boot_command(given.python or ("python3" if given.env else sys.executable))
+        made = send(offer, ssh_command(host, boot, options=OPTIONS), report)
     except CarrierEnded as ended:
         print(why_ssh_ended(host, ended.status, ended.errors), file=sys.stderr)
         return SYNC_FAILED
@@ -67,6 +68,9 @@ def make_offer(
     """Return what is offered to a host. One process of this user makes it at a time."""
     folder = private_folder(home() / "environments" / "sent")
     with held(folder / "lock"):
+        for old in folder.glob("*.zip"):  # modules as they were
+            if old.stat().st_mtime < time.time() - KEPT_DAYS * 86_400:
+                old.unlink()
         lock = read_lock(wheels, folder, report) if env else None
         archive = pack_modules(modules, folder) if modules else None
     return Offer(lock, archive, python)

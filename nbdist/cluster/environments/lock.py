@@ -19,6 +19,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution, distributions
+from itertools import islice
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -80,7 +81,7 @@ def read_lock(
     for name, one in sorted(installed().items()):
         if name == "nbdist":
             continue
-        if found := offered.get((name, one.version)):
+        if found := offered.get((name, normal(one.version))):
             sent.append(found)
         elif (origin := origin_of(one)) is None:
             requirements.append(f"{name}=={one.version}")
@@ -110,6 +111,20 @@ def installed() -> dict[str, Distribution]:
         if one.name:
             found.setdefault(canonicalize_name(one.name), one)
     return found
+
+
+def normal(version: str) -> str:
+    """Return a version as the names of wheels have it.
+
+    >>> normal("1.0-post1"), normal("not one")
+    ('1.0.post1', 'not one')
+    """
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return str(Version(version))
+    except InvalidVersion:
+        return version
 
 
 def origin_of(one: Distribution) -> Mapping[str, object] | None:
@@ -190,13 +205,13 @@ def project_modules(folder: Path) -> list[Path]:
     Hidden folders, environments (pyvenv.cfg) and links are left out, and what builds have made. Raises
     InvalidArgumentError for more than 2,000 files or 32 MiB, NotFoundError for none.
     """
-    found = sorted(_sources(folder))
+    found = sorted(islice(_sources(folder), MOST_MODULES + 1))
     size = sum(path.stat().st_size for path in found)
     if len(found) > MOST_MODULES or size > MOST_MODULE_BYTES:
         raise InvalidArgumentError(
-            f"sync_modules: {folder} has {len(found):,} Python files of {size >> 20} MiB, and at most "
-            f"{MOST_MODULES:,} of {MOST_MODULE_BYTES >> 20} MiB are sent; start from the project's own "
-            "folder, or install the modules here as a package (pip install -e)"
+            f"sync_modules: {folder} has more than {MOST_MODULES:,} Python files, or "
+            f"{MOST_MODULE_BYTES >> 20} MiB of them, which is the most that is sent; start from the "
+            "project's own folder, or install the modules here as a package (pip install -e)"
         )
     if not found:
         raise NotFoundError(f"sync_modules: {folder} has no Python files; start from the project's folder")

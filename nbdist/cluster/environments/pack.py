@@ -20,13 +20,13 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path, PurePosixPath
 
 from nbdist.errors import FailedPreconditionError
-from nbdist.home import own_version
+from nbdist.text import clip
 
 OLDEST = (1980, 1, 1, 0, 0, 0)  # the time of all files, so that equal files make equal wheels
 BUILD_SECONDS = 600.0
@@ -35,25 +35,24 @@ SKIPPED = {"__pycache__", "node_modules"}
 
 
 def pack_nbdist(folder: Path) -> Path:
-    """Return a wheel of the nbdist that runs here."""
+    """Return a wheel of the nbdist that runs here; FailedPreconditionError if it is not installed."""
     import nbdist.cluster
 
     package = Path(nbdist.cluster.__file__).parent.parent
-    version = own_version()
-    version = version if version != "unknown" else "0"
-    info = f"nbdist-{version}.dist-info"
+    try:
+        known = distribution("nbdist")
+    except PackageNotFoundError:
+        raise FailedPreconditionError(
+            f"the nbdist in {package} is not installed, so its version is unknown: run `pip install -e "
+            f"{package.parent}` here"
+        ) from None
+    info = f"nbdist-{known.version}.dist-info"
     files = {
         f"nbdist/{path.relative_to(package).as_posix()}": path.read_bytes()
         for path in sorted(package.rglob("*"))
         if path.is_file() and not SKIPPED & set(path.parts)
     }
-    metadata, points = f"Metadata-Version: 2.1\nName: nbdist\nVersion: {version}\n", ""
-    try:
-        known = distribution("nbdist")
-    except PackageNotFoundError:
-        pass
-    else:
-        metadata, points = known.read_text("METADATA") or metadata, known.read_text("entry_points.txt") or ""
+    metadata, points = known.read_text("METADATA") or "", known.read_text("entry_points.txt")
     files[f"{info}/METADATA"] = metadata.encode()
     if points:
         files[f"{info}/entry_points.txt"] = points.encode()
@@ -61,7 +60,7 @@ def pack_nbdist(folder: Path) -> Path:
     files[f"{info}/WHEEL"] = (
         f"Wheel-Version: 1.0\nGenerator: nbdist\nRoot-Is-Purelib: true\nTag: {tag}\n".encode()
     )
-    return write_wheel(folder, f"nbdist-{version}-{tag}.whl", info, files)
+    return write_wheel(folder, f"nbdist-{known.version}-{tag}.whl", info, files)
 
 
 def pack_installed(one: Distribution, folder: Path) -> Path:
@@ -104,7 +103,7 @@ def build_editable(one: Distribution, project: Path, folder: Path, report: Calla
 
     Raises FailedPreconditionError without uv, and if the build fails.
     """
-    place = folder / f"{one.name}-{stamp(project)}"
+    place, reason = folder / f"{one.name}-{stamp(project)}", ""
     with held(folder / f"{one.name}.lock"):
         if not (wheels := sorted(place.glob("*.whl"))):
             uv = own_uv()
@@ -116,29 +115,41 @@ def build_editable(one: Distribution, project: Path, folder: Path, report: Calla
             report(f"builds the wheel of {one.name}")
             part = folder / f".{one.name}-{secrets.token_hex(6)}"
             try:
-                options = ["--wheel", "--python", sys.executable, "--out-dir", str(part)]
-                done = subprocess.run(
-                    [uv, "--no-progress", "build", *options, str(project)],
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    text=True,
-                    errors="replace",
-                    timeout=BUILD_SECONDS,
-                )
-                if done.returncode or not list(part.glob("*.whl")):
-                    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+                # Where there is no network, the packages that build it may be installed here.
+                for isolation in ((), ("--no-build-isolation",)):
+                    if said := _build(uv, project, part, isolation):
+                        reason = reason or said
+                    else:
+                        break
+                else:
                     raise FailedPreconditionError(
                         f"{one.name} is installed from {project}, and its wheel could not be built "
-                        f"({lines[-1][:300] if lines else 'uv printed nothing'}): see "
-                        f"`uv build --wheel {project}`"
+                        f"({reason}): see `uv build --wheel {project}`"
                     )
                 for old in folder.glob(f"{one.name}-*"):  # of files as they were before
                     shutil.rmtree(old, ignore_errors=True)
+                place = folder / f"{one.name}-{stamp(project)}"  # a build may write files
                 os.rename(part, place)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
             wheels = sorted(place.glob("*.whl"))
     return wheels[0]
+
+
+def _build(uv: str, project: Path, folder: Path, options: Sequence[str]) -> str:
+    """Build the wheel of a project into a folder; return why that failed, "" if it did not."""
+    given = ["--wheel", "--python", sys.executable, "--out-dir", str(folder), *options]
+    done = subprocess.run(
+        [uv, "--no-progress", "build", *given, str(project)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=BUILD_SECONDS,
+    )
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    made = not done.returncode and any(folder.glob("*.whl"))
+    return "" if made else clip(lines[-1] if lines else "uv printed nothing", 300)
 
 
 def own_uv() -> str | None:
@@ -154,7 +165,8 @@ def stamp(project: Path) -> str:
             name
             for name in folders
             if not name.startswith(".")
-            and name not in SKIPPED
+            and name not in SKIPPED | {"build", "dist"}
+            and not name.endswith(".egg-info")
             and not os.path.exists(os.path.join(place, name, "pyvenv.cfg"))
         )
         for name in sorted(files):

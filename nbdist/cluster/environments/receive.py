@@ -257,7 +257,10 @@ class Receiver:
             progress=f"installs {len(lines)} packages",
         )  # fmt: skip
         if code:
-            raise Failure(explain_uv(said, default=f"uv could not install the packages: {last_line(said)}"))
+            names = self.order["requirements"]
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            default = f"uv could not install the packages: {last_line(said)}"
+            raise Failure(explain_uv(said, default, f" for {', '.join(names[:3])}{more}" if names else ""))
 
     def _uv(self, uv: str, *arguments: str, progress: str = "") -> tuple[int, str]:
         """Run uv to its end, or that of the input; return its exit code and what it printed."""
@@ -448,8 +451,8 @@ CAUSES = (
     (
         r"dns error|failed to lookup|[Cc]onnection refused|[Cc]onnect error|[Nn]etwork is unreachable|"
         r"error sending request|timed out|[Ff]ailed to fetch|client error",
-        "it does not reach the packages' index ({said}); start with --wheels FOLDER, where the folder has "
-        "their wheels (`pip download --no-deps`), or set UV_INDEX_URL here to an index that it reaches",
+        "it does not reach the packages' index{names} ({said}); start with --wheels FOLDER, where the folder "
+        "has their wheels (`pip download --no-deps`), or set UV_INDEX_URL here to an index that it reaches",
     ),
     (
         rf"no versions? of {PACKAGE}|(?P<other>[\w.-]+) was not found",
@@ -460,8 +463,8 @@ CAUSES = (
 """What uv prints when it fails, and a sentence of it."""
 
 
-def explain_uv(said: str, default: str) -> str:
-    """Return a sentence for what uv has printed.
+def explain_uv(said: str, default: str, names: str = "") -> str:
+    """Return a sentence for what uv has printed, ``default`` if that is unknown. ``names`` are of packages.
 
     >>> explain_uv("error: Because x==1.0 has no wheels with a matching tag, ...", "")[:30]
     'x==1.0 has no wheel for it; ma'
@@ -471,7 +474,9 @@ def explain_uv(said: str, default: str) -> str:
         found = re.search(pattern, flat)
         if found:
             values = {name: value or "" for name, value in found.groupdict().items()}
-            return sentence.format_map({"said": last_line(said), "name": "", "other": "", **values})
+            return sentence.format_map(
+                {"said": last_line(said), "names": names, "name": "", "other": "", **values}
+            )
     return default
 
 

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,9 +213,8 @@ def shell_exec(made: Made, python: str, arguments: Sequence[str]) -> str:
     >>> shell_exec(Made("/e/bin/python", "3.11.7", "/m", True), "", ["-m", "x"])
     'exec env PYTHONPATH=/m /e/bin/python -m x'
     """
-    variables: Mapping[str, str] = {"PYTHONPATH": made.modules}
-    words = ["env", *(f"{name}={value}" for name, value in variables.items())]
     if not made.python:  # the modules come before what the host's own variable names
         kept = f"{shlex.quote(made.modules)}${{PYTHONPATH:+:$PYTHONPATH}}"
-        return f"PYTHONPATH={kept} exec {shlex.join([python, *arguments])}"
-    return f"exec {shlex.join([*words, made.python, *arguments])}"
+        inner = f"PYTHONPATH={kept} exec {shlex.join([python, *arguments])}"
+        return f"exec /bin/sh -c {shlex.quote(inner)}"  # the user's shell may be another one
+    return f"exec {shlex.join(['env', f'PYTHONPATH={made.modules}', made.python, *arguments])}"
