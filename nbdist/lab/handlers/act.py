@@ -213,7 +213,8 @@ def parse_launcher_settings(spec: LauncherSpec, given: object) -> dict[str, Any]
     values: dict[str, Any] = {}
     for name, value in (given or {}).items():
         try:
-            values[name] = read.get(name, str)(value) if isinstance(value, str) else value
+            reader = read.get(name, str)  # None: a switch, whose value is no text
+            values[name] = reader(value) if reader is not None and isinstance(value, str) else value
         except InvalidArgumentError:
             raise
         except ValueError:

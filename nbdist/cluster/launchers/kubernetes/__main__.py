@@ -21,9 +21,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from nbdist.cluster.launchers.job import LONGEST_LINE, Ended, end_at_signals
 from nbdist.cluster.launchers.kubernetes import manifests
 from nbdist.cluster.launchers.kubernetes.request import SETTINGS, PodRequest, require_kubernetes
-from nbdist.cluster.launchers.slurm.launcher import LONGEST_LINE, Ended, end_at_signals
 from nbdist.errors import InvalidArgumentError, NbdistError
 
 
@@ -32,7 +32,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m nbdist.cluster.launchers.kubernetes", allow_abbrev=False)
     for setting in SETTINGS:
         parser.add_argument(
-            setting.flag, type=setting.read, metavar=setting.shows, default=setting.default, help=setting.help
+            setting.flag,
+            type=setting.read or str,
+            metavar=setting.shows,
+            default=setting.default,
+            help=setting.help,
         )
     parser.add_argument("--print-manifests", action="store_true", help="print what would be created, as YAML")
     parser.add_argument("--print-role", action="store_true", help="print the Role that the notebook needs")

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from nbdist.cluster.launchers.job import signals_held
 from nbdist.cluster.launchers.kubernetes.api import Api, Silent
 from nbdist.cluster.launchers.kubernetes.manifests import (
     JOB_LABEL,
@@ -32,7 +33,6 @@ from nbdist.cluster.launchers.kubernetes.manifests import (
 )
 from nbdist.cluster.launchers.kubernetes.request import OUTSIDE, PodRequest, in_pod
 from nbdist.cluster.launchers.kubernetes.status import Standing, describe_waiting, read_standing
-from nbdist.cluster.launchers.slurm.launcher import signals_held
 from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError, UnavailableError
 
 FIRST_POLL, LAST_POLL = 0.25, 2.0  # seconds between two looks
