@@ -130,6 +130,7 @@ def why_not(cluster: AbandonedCluster, wanted: Mapping[str, Any] | None) -> str:
             return f"it has {has} {name} and not {asked}"
     for name, default in REQUESTED.items():
         has, asked = cluster.description.asked.get(name, default), wanted.get(name, default)
+        asked = list(asked) if isinstance(asked, tuple) else asked  # as a file has it
         if has != asked:
             return f"its {name.replace('_', ' ')} is {has!r} and not {asked!r}"
     return ""

@@ -12,7 +12,7 @@ from typing import Any
 from nbdist.cluster.folder import write_json
 from nbdist.cluster.supervisor.engine import RECONNECT_MS
 from nbdist.cluster.versions import SHARED, shared_part
-from nbdist.errors import FailedPreconditionError, UnavailableError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 from nbdist.home import own_version
 from nbdist.runtime.task import Roster
 from nbdist.wire.keys import secret_folder
@@ -88,6 +88,18 @@ def check_host_versions(theirs: Mapping[str, Mapping[str, str]]) -> None:
             f"{', '.join(other)} run{'s' * (len(other) == 1)} other versions than "
             f"this process; install the same there, or name their Python (--python)\n  {'':12}{head}\n{rows}"
         )
+
+
+def check_machines(identities: Mapping[str, str]) -> None:
+    """Raise InvalidArgumentError if two hosts, by name, are the same machine."""
+    seen: dict[str, str] = {}
+    for name, identity in identities.items():
+        if identity in seen:
+            raise InvalidArgumentError(
+                f"host {name} is the same machine as {seen[identity]}, and its cores would be used twice: "
+                "list it once, with the number of its workers (HOST:N)"
+            )
+        seen[identity] = name
 
 
 class HubEngines:

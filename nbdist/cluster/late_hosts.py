@@ -1,6 +1,6 @@
 """Hosts that come when their cluster is ready already: their workers are added to it.
 
-    LateHosts(cluster, supervisor, {"c": 2}, {}, explain, print).start()
+    LateHosts(cluster, supervisor, {"c": 2}, {}, launcher, print).start()
 
 A thread of the client that has started the cluster waits for them. It adds the workers of each host as
 `Cluster.grow` does, so that a running training takes them in between two steps. A host that cannot be started
@@ -18,14 +18,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nbdist.cluster.description import read_description
-from nbdist.cluster.hub import check_host_versions
+from nbdist.cluster.hub import check_host_versions, check_machines
 from nbdist.cluster.resize import ScaleUp, describe_scale_up, plan_more
 from nbdist.cluster.resources import resources_of
 from nbdist.cluster.supervisor.client import SupervisorClient
-from nbdist.errors import NbdistError, UnavailableError
+from nbdist.errors import DeadlineExceededError, NbdistError, UnavailableError
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
+    from nbdist.cluster.launchers.spec import LauncherSpec
 
 RETRY_SECONDS = 10.0  # between two attempts to start a host's supervisor
 LOOK_SECONDS = 0.2  # between two looks for hosts that have come
@@ -34,9 +35,8 @@ LOOK_SECONDS = 0.2  # between two looks for hosts that have come
 class LateHosts(threading.Thread):
     """Adds the workers of hosts that come late; ``slots`` is how many each of them takes, by its name.
 
-    ``reasons`` are those of hosts that could not be started at first. ``explain(host, code, errors)`` returns
-    why the command of a host has ended. ``report`` is called with a text for each host, on this thread. It
-    ends when no host is awaited, or with the cluster.
+    ``reasons`` are those of hosts that could not be started at first. ``report`` is called with a text for
+    each host, on this thread. It ends when no host is awaited, or with the cluster.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class LateHosts(threading.Thread):
         supervisor: SupervisorClient,
         slots: Mapping[str, int],
         reasons: Mapping[str, str],
-        explain: Callable[[str, int, str], str],
+        launcher: LauncherSpec,
         report: Callable[[str], object],
     ) -> None:
         super().__init__(name=f"nbdist hosts {cluster.id}", daemon=True)
@@ -53,8 +53,8 @@ class LateHosts(threading.Thread):
         self._supervisor = supervisor
         self._awaited = dict(slots)
         self._reasons = dict(reasons)
-        self._explain, self._report = explain, report
-        self._retry = dict.fromkeys(reasons, time.monotonic() + RETRY_SECONDS)
+        self._launcher, self._report = launcher, report
+        self._tried = dict.fromkeys(reasons, time.monotonic())
         self._pause = threading.Event()
 
     def run(self) -> None:
@@ -63,16 +63,23 @@ class LateHosts(threading.Thread):
             self._supervisor.ended()  # takes in what has arrived
             for failed in self._supervisor.take("command_ended"):
                 for host in failed["hosts"]:
-                    self._note(host, self._explain(host, failed["code"], failed["errors"]))
-                    self._retry[host] = time.monotonic() + RETRY_SECONDS
+                    self._note(host, self._launcher.explain(host, failed["code"], failed["errors"]))
+                    if not self._launcher.tries_again:
+                        self._awaited.pop(host, None)
+                    self._tried[host] = time.monotonic()
             for waiting in self._supervisor.take("waiting"):
                 self._report(waiting["reason"])
+            due = [name for name, at in self._tried.items() if time.monotonic() > at + RETRY_SECONDS]
             for host in [name for name in self._awaited if name in self._supervisor.hosts]:
-                self._join(host)
-            due = [name for name, at in self._retry.items() if time.monotonic() > at]
-            if due := [name for name in due if self._retry.pop(name) and name in self._awaited]:
+                if host not in self._tried or host in due:
+                    self._tried.pop(host, None)
+                    self._join(host)
+            again = [name for name in due if name in self._awaited and name not in self._supervisor.hosts]
+            for host in again:
+                del self._tried[host]
+            if again and self._launcher.tries_again:
                 with suppress(NbdistError):  # the cluster ends
-                    self._supervisor.ask("bring_up", hosts=due)
+                    self._supervisor.ask("bring_up", hosts=again)
             self._pause.wait(LOOK_SECONDS)
 
     def _note(self, host: str, why: str) -> None:
@@ -85,18 +92,25 @@ class LateHosts(threading.Thread):
         if cluster is None or cluster.stopped:
             self._awaited.clear()
             return
+        change: ScaleUp | None = None
+        reports = dict(self._supervisor.hosts)
+        if (report := reports.pop(host, None)) is None:  # it has been lost again
+            return
         try:
-            report = self._supervisor.hosts[host]
             check_host_versions({host: report["versions"]})
+            check_machines(
+                {**{name: one["identity"] for name, one in reports.items()}, host: report["identity"]}
+            )
             asked = read_description(cluster.folder).asked
             found = {host: resources_of(report, asked.get("gpus", "auto"))}
             slots = {host: self._awaited[host]}
-            change = ScaleUp(
-                cluster, self._supervisor, plan_more(cluster.tasks, slots[host], asked, found, slots)
-            )
+            plans = plan_more(cluster.tasks, slots[host], asked, found, slots)
+            change = ScaleUp(cluster, self._supervisor, plans)
             change.wait()
-        except UnavailableError:  # another client changes the cluster, or the host has been lost again
-            self._pause.wait(LOOK_SECONDS)
+        except (UnavailableError, DeadlineExceededError, KeyError) as error:
+            if change is not None and change.begun:  # else another client is changing the cluster
+                self._note(host, f"host {host} has come, and its workers could not be added yet: {error}")
+                self._tried[host] = time.monotonic()
         except NbdistError as error:
             self._awaited.pop(host)
             self._report(f"host {host} has come, and its workers could not be added: {error}")

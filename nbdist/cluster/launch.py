@@ -23,6 +23,7 @@ from nbdist.cluster.hub import (
     EXIT_SECONDS,
     HubEngines,
     check_host_versions,
+    check_machines,
     close_client,
     connect_client,
     is_engine_death,
@@ -152,6 +153,8 @@ def start_cluster(
         **settings,
     }
     slots = worker_slots(hosts or (Host(HERE, wanted),), wanted)
+    slots = {name: count for name, count in slots.items() if count}  # a host without workers has no tasks
+    check_counts(sum(slots.values()), ps, threads, gpu_memory, data)
     least = check_least(min_workers, sum(slots.values()), bool(hosts))
 
     def planned(slots: Mapping[str, int], found: Mapping[str, HostResources]) -> tuple[TaskPlan, ...]:
@@ -172,7 +175,7 @@ def start_cluster(
     start.report(f"ready in {time.monotonic() - start.begun:.1f} s")
     if awaited := {name: start.wanted.slots[name] for name in start.awaited()}:
         start.report(f"{', '.join(awaited)} may come later, and join then")
-        LateHosts(cluster, start.connected(), awaited, start.missing, spec.explain, start.report).start()
+        LateHosts(cluster, start.connected(), awaited, start.missing, spec, start.report).start()
     return cluster
 
 
@@ -323,14 +326,16 @@ class _Startup:
         self.wanted.least = min(self.wanted.least, self.wanted.room(self.hosts))
 
     def awaited(self) -> list[str]:
-        """Return the hosts that have not joined; those of `missing` have failed."""
-        joined = self.connected().hosts
-        return [name for name in self.hosts if name not in joined]
+        """Return the hosts that have no tasks yet; those of `missing` have failed."""
+        used = {plan.host for plan in self.plans}
+        return [name for name in self.hosts if name not in used]
 
     def _join_hosts(self) -> None:
         """Wait for the supervisors of other hosts, all or enough of them, and have them start their tasks."""
         supervisor, decided = self.connected(), math.inf
-        while awaited := [name for name in self.awaited() if name not in self.missing]:
+        while awaited := [
+            name for name in self.hosts if name not in supervisor.hosts and name not in self.missing
+        ]:
             if time.monotonic() > decided + JOIN_SECONDS:
                 break
             self._wait(f"the host{'s' * (len(awaited) > 1)} {', '.join(awaited)}")
@@ -343,6 +348,7 @@ class _Startup:
         if self.wanted.room(joined) < self.wanted.least:
             raise UnavailableError("\n".join(dict.fromkeys(self.missing.values())))
         check_host_versions({name: supervisor.hosts[name]["versions"] for name in joined})
+        check_machines({name: supervisor.hosts[name]["identity"] for name in joined})
         found = {name: resources_of(supervisor.hosts[name], self.wanted.gpus) for name in joined}
         self.plans = self.wanted.planned({name: self.wanted.slots[name] for name in joined}, found)
         self._phase(f"{len(joined)} host{'s' * (len(joined) > 1)}")

@@ -59,6 +59,7 @@ from nbdist.wire.rpc.frame import Frame
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
 
+ASK_SECONDS = 5.0  # for the supervisor to answer
 START_SECONDS = 30.0  # limit for a process to start on a busy host
 ANSWER_SECONDS = 1.0  # for all other tasks together; a frozen one receives the message later
 POLL_SECONDS = 0.002
@@ -97,6 +98,11 @@ class Change(ABC):
         self._forked: dict[int, int] = {}  # rank -> pid of a process that is starting
         self._starting: Sequence[TaskInfo | TaskPlan] = ()
         self._steps = self._run()
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has begun to start processes."""
+        return bool(self._forked)
 
     def poll(self) -> bool:
         """Take the steps that are possible now; return whether the change is committed.
@@ -142,8 +148,8 @@ class Change(ABC):
         """Return the subject of the message that says how a new process ended."""
         return f"{info.name} (pid {pid})"
 
-    def _ask(self, request: str, **entries: Any) -> dict[str, Any]:
-        return self._supervisor.ask(request, change=self._change_id, **entries)
+    def _ask(self, request: str, timeout: float = ASK_SECONDS, **entries: Any) -> dict[str, Any]:
+        return self._supervisor.ask(request, timeout, change=self._change_id, **entries)
 
     def _start_tasks(self, starting: Sequence[TaskInfo | TaskPlan]) -> Iterator[None]:
         """Fork processes, open their Servers, and commit the roster that has them."""
@@ -153,7 +159,8 @@ class Change(ABC):
         yield from self._until(lambda: none_of(ranks, engines.ids()), "to be forgotten by the hub")
         places: dict[int, str] = {}
         for info in starting:
-            reply = self._ask("fork", rank=info.rank)
+            left = max(1.0, self._deadline - time.monotonic())  # a host may still import its libraries
+            reply = self._ask("fork", left, rank=info.rank)
             self._forked[info.rank], places[info.rank] = reply["pid"], reply["host"]
             self.notes += [f"{info.name}: {reply['note']}"] if reply.get("note") else []
         yield from self._until(lambda: ranks <= (engines.ids() or set()), "to register")
@@ -353,9 +360,12 @@ def grow(
             f"one (%cluster start --launcher {spec.name} --workers "
             f"{sum(info.job == 'worker' for info in tasks) + workers})"
         )
-    if supervisor.hosts:
+    if description.slots:
         gpus = description.asked.get("gpus", "auto")
-        hosts = {name: resources_of(report, gpus) for name, report in supervisor.hosts.items()}
+        usable = [one for one in supervisor.hosts.values() if one["versions"] == dict(description.versions)]
+        if not usable:
+            raise UnavailableError(f"cluster {cluster.id} has no host left: stop it (%cluster stop)")
+        hosts = {report["name"]: resources_of(report, gpus) for report in usable}
         slots = {name: description.slots.get(name, 1) for name in hosts}
     else:
         count = 1 + max(index for index, _ in free_positions(tasks, workers))

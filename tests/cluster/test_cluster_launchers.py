@@ -29,7 +29,7 @@ from nbdist.ui.flags import START_FLAGS, usage
 PACKAGE = Path(__file__).parents[2] / "nbdist"
 each = pytest.mark.parametrize("spec", LAUNCHERS.values(), ids=lambda spec: spec.name)
 here = pytest.mark.parametrize(
-    "spec", [spec for spec in LAUNCHERS.values() if not spec.needs_settings()], ids=lambda spec: spec.name
+    "spec", [spec for spec in LAUNCHERS.values() if not spec.is_elsewhere()], ids=lambda spec: spec.name
 )
 
 

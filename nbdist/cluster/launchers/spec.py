@@ -134,6 +134,8 @@ class LauncherSpec:
     - ``settings``: what a user can set of it
     - ``fits(settings)`` returns why launcher "auto" takes it with these settings, in this environment; "" if
       it does not
+    - ``tries_again``: whether the command of a host that did not come may be run again. Not where one command
+      brings up several hosts, since it would take all of their job a second time
     - ``hosts(settings)`` returns the hosts that the tasks are placed on, and how many workers each may have;
       none for the client's own
     - ``commands(settings, names)`` returns the commands that bring up the supervisors of these hosts
@@ -150,6 +152,7 @@ class LauncherSpec:
     lost_by_replacement: str = ""
     check: Callable[[], None] = field(default=lambda: None)
     settings: tuple[LauncherSetting, ...] = ()
+    tries_again: bool = False
     fits: Callable[[Mapping[str, Any]], str] = field(default=lambda settings: "")
     hosts: Callable[[Mapping[str, Any]], tuple[Host, ...]] = field(default=lambda settings: ())
     commands: Callable[[Mapping[str, Any], Sequence[str]], tuple[HostCommand, ...]] = no_commands

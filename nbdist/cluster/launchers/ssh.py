@@ -162,6 +162,7 @@ SPEC = LauncherSpec(
             check=check_switch,
         ),
     ),
+    tries_again=True,
     fits=lambda settings: "hosts are given" if settings.get("hosts") else "",
     hosts=ssh_hosts,
     commands=ssh_commands,

@@ -13,11 +13,12 @@ import os
 import signal
 import socket
 import sys
+import time
 from contextlib import suppress
 from typing import Any
 
 from nbdist.cluster.folder import host_folder
-from nbdist.cluster.gpus import list_gpus
+from nbdist.cluster.gpus import kernel_cache, list_gpus
 from nbdist.cluster.hub import own_versions
 from nbdist.cluster.remnants import remove_remnants
 from nbdist.cluster.resources import THREAD_VARIABLES, count_cores
@@ -26,6 +27,7 @@ from nbdist.cluster.supervisor.process import SupervisorProcess, read_line
 from nbdist.errors import NbdistError
 from nbdist.wire.hosts import host_identity
 
+END_SECONDS, LOOK_SECONDS = 5.0, 0.05  # for the supervisor to end, without its relay
 CONNECT_SECONDS = 5.0  # for the head to accept a connection
 MOST_BYTES = 1 << 16  # of the plan
 
@@ -42,6 +44,8 @@ def main() -> None:
         folder, lock = host_folder(plan["cluster_id"], name)
     except (NbdistError, OSError, ValueError, KeyError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
+    if list_gpus():
+        os.environ.update(kernel_cache())
     for variable in THREAD_VARIABLES:  # a task sets its own share of the cores; see `set_blas_threads`
         os.environ.setdefault(variable, "1")
     log = os.open(folder / "log" / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -109,7 +113,7 @@ def _relay(name: str, plan: dict[str, Any], supervisor: socket.socket, log: int)
     from nbdist.cluster.supervisor.relay import HostRelay
     from nbdist.wire.keys import ClusterKeys
 
-    status = 1
+    status, parent = 1, os.getppid()
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # the supervisor ends it, by its end of the stream
@@ -130,7 +134,18 @@ def _relay(name: str, plan: dict[str, Any], supervisor: socket.socket, log: int)
         relay.run()
         status = 0
     finally:
+        supervisor.close()
+        end_process(parent)
         os._exit(status)
+
+
+def end_process(parent: int) -> None:
+    """Wait for the supervisor, whose relay this is, to end; kill it if it is frozen, and so its tasks."""
+    deadline = time.monotonic() + END_SECONDS
+    while os.getppid() == parent and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    if os.getppid() == parent:
+        os.kill(parent, signal.SIGKILL)
 
 
 if __name__ == "__main__":

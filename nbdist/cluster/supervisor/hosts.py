@@ -13,6 +13,7 @@ answers all of them with an error, and its tasks count as ended.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import selectors
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 Reply = dict[str, Any]
 Answered = Callable[[Reply], None]
 STDERR_TAIL = 4000  # bytes of a command's error output that its end carries
+PR_SET_PDEATHSIG = 1
+COMMAND_PERIODS = 10  # of `GRACE_SECONDS`
 LONGEST_REASON, LONGEST_NAME = 1000, 200  # characters
 MOST_OUTPUT = 1 << 16  # bytes of a line of a command's output
 
@@ -71,7 +74,7 @@ class Hosts:
         self.commands: list[Command] = []
         self.plan: dict[str, Any] = {}  # what a host's supervisor has to know, for its standard input
         self.ends: float | None = None  # when the hosts' job ends, in seconds since 1970
-        self._killed = False
+        self._periods = 0  # grace periods that have passed since the cluster was to end
         self.relay = 0  # the pid of the relay's process
 
     def fork_relay(self, run: Callable[[], None], log: str) -> Callable[[], None] | None:
@@ -88,7 +91,7 @@ class Hosts:
             try:
                 self.commands.append(Command(one, self.plan, self._supervisor))
             except OSError as error:
-                self._report_end(one.hosts, 127, f"{one.argv[0]}: {error.strerror}")
+                self.report_end(one.hosts, 127, f"{one.argv[0]}: {error.strerror}")
 
     def rename(self, before: Sequence[str], names: Sequence[str], ends: float | None) -> None:
         """Take the real names of hosts, and when their job ends, in seconds since 1970, if that is known."""
@@ -163,7 +166,9 @@ class Hosts:
         if not lost or lost in self.by_name:
             return ""
         environment, had_gpu = task["environment"], bool(task.get("gpus"))
-        places = [host for host in self.by_name.values() if host.report["gpus"] or not had_gpu]
+        versions = self._supervisor.plan["versions"]
+        usable = [host for host in self.by_name.values() if host.report["versions"] == versions]
+        places = [host for host in usable if host.report["gpus"] or not had_gpu]
         if not places:
             raise LookupError(
                 f"its host {lost} was lost, and no other host{' with a GPU' if had_gpu else ''} is left: "
@@ -209,21 +214,30 @@ class Hosts:
                 command.signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End what has not ended in a grace period: first commands by SIGTERM, then all that is left."""
+        """End what has not ended in a grace period: first commands by SIGTERM, then the hosts that are left.
+
+        A command gets `COMMAND_PERIODS` for what it has to end elsewhere, such as a job that it submits.
+        """
+        self._periods += 1
         for command in self.commands:
-            command.signal(signal.SIGKILL if self._killed else signal.SIGTERM)
-        if self._killed:  # a host that does not answer ends its tasks by itself, as one that is cut off
+            if self._periods == 1:
+                command.signal(signal.SIGTERM)
+            elif self._periods > COMMAND_PERIODS:
+                command.signal(signal.SIGKILL)
+        if self._periods > 1:  # a host that does not answer ends its tasks by itself, as one that is cut off
             for client in [*self.by_connection]:
                 self._supervisor.remove_client(client)
-        self._killed = True
 
     def reap(self) -> None:
-        """Take in which commands have ended."""
+        """Take in which commands have ended, and end the cluster if the relay has."""
+        if self.relay and os.waitpid(self.relay, os.WNOHANG)[0]:
+            self.relay = 0
+            self._supervisor.stop("the process that connects this host to the others has ended")
         for command in [*self.commands]:
             code = command.poll()
             if code is not None:
                 self.commands.remove(command)
-                self._report_end(command.hosts, code, command.errors.decode(errors="replace"))
+                self.report_end(command.hosts, code, command.errors.decode(errors="replace"))
 
     @property
     def ended(self) -> bool:
@@ -243,10 +257,18 @@ class Hosts:
             with suppress(ChildProcessError):
                 os.waitpid(self.relay, 0)
 
-    def _report_end(self, hosts: Sequence[str], code: int, errors: str) -> None:
+    def report_end(self, hosts: Sequence[str], code: int, errors: str) -> None:
+        """Report why hosts have not come: how their command has ended, or what it says of them."""
         missing = [name for name in hosts if name not in self.by_name]
         end = {"hosts": missing, "code": code, "errors": errors[-STDERR_TAIL:]}
         self._supervisor.broadcast({"event": "command_ended", **end})
+
+
+def end_with_parent() -> None:
+    """In a fresh child: receive SIGTERM when the supervisor ends (Linux; elsewhere when its hosts do)."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 class Command:
@@ -264,6 +286,7 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            preexec_fn=end_with_parent,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -332,6 +355,10 @@ class Command:
             left = number(message.get("seconds_left"))
             hosts.rename(self.hosts, names, None if left is None else time.time() + left)
             self.hosts = tuple(names)
-        for name in listed(message.get("lost")):
-            if (host := hosts.by_name.get(str(name))) is not None:
+        reasons = iter(listed(message.get("reasons")))
+        for name in map(str, listed(message.get("lost"))):
+            reason = text(next(reasons, None), LONGEST_REASON) or f"host {name} was lost"
+            if (host := hosts.by_name.get(name)) is not None:
                 self._supervisor.remove_client(host.connection)
+            elif name in self.hosts:
+                hosts.report_end((name,), 1, reason)

@@ -274,6 +274,8 @@ class SupervisorProcess:
         self.selector.register(client, selectors.EVENT_READ, self._receive)
 
     def _receive(self, client: socket.socket) -> None:
+        if client not in self.clients:  # removed by what was handled just before, in the same poll
+            return
         try:
             received = client.recv(1 << 16)
         except BlockingIOError:
@@ -331,6 +333,8 @@ class SupervisorProcess:
                 return {**now, "hosts": hosts, "ends": self.hosts.ends}
             case "host":
                 return self.hosts.join(request, client)
+            case "ping":
+                return {}
             case "bring_up":
                 self.hosts.bring_up([str(name) for name in request["hosts"]])
                 return {}

@@ -10,13 +10,15 @@ which their engines have to reach in any case.
 
 A connection may break and be made again, so the lines are numbered. Each message carries the lines that the
 other side has not confirmed yet, and the number of lines received from it (`Outbox`); lines that arrive twice
-are dropped. Either side takes the other for lost after `LOST_SECONDS` without a message: the head then closes
+are dropped. Either side takes the other for lost after some seconds without a message: the head then closes
 the host's connection, and refuses this incarnation of the host's relay for good; the relay ends, and with it
-the host's tasks. So a host that is cut off for longer never returns as a second owner of its ranks.
+the host's tasks. So a host that is cut off for longer never returns as a second owner of its ranks. The relay
+also ends when its supervisor does not answer for as long: a frozen one holds tasks that nobody watches.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import select
@@ -37,7 +39,10 @@ from nbdist.wire.rpc.client import Peer, wait_any
 from nbdist.wire.rpc.frame import Frame
 from nbdist.wire.rpc.server import Caller, Listener
 
-LOST_SECONDS = 8.0  # without a message; the heartbeats of controller and engines allow 10 s
+# Without a message. A host ends its tasks before the head replaces them; the heartbeats of controller and
+# engines allow 10 s.
+HOST_SECONDS, HEAD_SECONDS = 6.0, 8.0
+PING, PONG = b'{"id": "ping", "request": "ping"}', b'{"reply": "ping"}'
 BEAT_SECONDS = 1.0
 AGAIN_SECONDS = 0.1  # between two attempts to connect
 CLOSING_SECONDS = 1.0  # for the last lines of a supervisor that has ended
@@ -186,16 +191,21 @@ class HostRelay:
         """Carry lines until one side has ended."""
         assert self.peer is not None
         peer, heard, sent, ends_at = self.peer, time.monotonic(), 0.0, None
-        fileno = self.lines.connection.fileno()
-        while time.monotonic() < heard + LOST_SECONDS and (ends_at is None or time.monotonic() < ends_at):
+        fileno, answered = self.lines.connection.fileno(), math.inf
+        while time.monotonic() < heard + HOST_SECONDS and (ends_at is None or time.monotonic() < ends_at):
+            if time.monotonic() > answered + HOST_SECONDS:
+                return
             changed = False
             watched = () if self.lines.closed else (fileno,)
             with suppress(UnavailableError):
                 wait_any([peer], max(0.0, sent + BEAT_SECONDS - time.monotonic()), *watched)
             if not self.lines.closed:
                 for line in self.lines.read():
-                    self.outbox.add(line)
-                    changed = True
+                    if line == PONG:  # the first comes when it has imported its libraries
+                        answered = time.monotonic()
+                    else:
+                        self.outbox.add(line)
+                        changed = True
             if self.lines.closed and ends_at is None:
                 ends_at, changed = time.monotonic() + CLOSING_SECONDS, True
             with suppress(UnavailableError):  # the connection is being made again
@@ -209,6 +219,8 @@ class HostRelay:
                         if not self.lines.closed:
                             self.lines.write(lines)
             if changed or time.monotonic() - sent >= BEAT_SECONDS:
+                if time.monotonic() - sent >= BEAT_SECONDS and not self.lines.closed:
+                    self.lines.write([PING])
                 sent = time.monotonic()
                 message = self.outbox.message()
                 ended = ends_at is not None and len(message["lines"]) == len(self.outbox.waiting)
@@ -281,7 +293,7 @@ class HeadRelay:
                 while (received := self.listener.receive()) is not None:
                     self._receive(*received)
             now = time.monotonic()
-            for host in [one for one in self.hosts.values() if now - one.heard > LOST_SECONDS]:
+            for host in [one for one in self.hosts.values() if now - one.heard > HEAD_SECONDS]:
                 self._remove(host)
 
     def _receive(self, caller: Caller, frame: Frame) -> None:
