@@ -31,8 +31,8 @@ import yaml
 
 VERSION = "1.33"  # of the schemas
 NAMESPACE = "ml"
-KINDS = {"Job": "batch/v1/jobs", "Service": "v1/services", "Secret": "v1/secrets"}
-RESOURCES = (*KINDS.values(), "v1/pods", "v1/events")
+KINDS = {"Job": "batch/v1/jobs", "Service": "v1/services", "Secret": "v1/secrets", "Pod": "v1/pods"}
+RESOURCES = (*KINDS.values(), "v1/events")
 VERBS = {"FETCH": "get", "UPDATE": "patch"}
 UNSCHEDULABLE = {
     "phase": "Pending",
@@ -97,8 +97,8 @@ class Emulator(kmock.KubernetesEmulator):
             raise kmock.KubernetesError(status=422, reason="Invalid", message=message) from None
         metadata = request.data["metadata"]
         for owner in metadata.get("ownerReferences", []):
-            job = self.objects[KINDS[owner["kind"]], NAMESPACE, owner["name"]]
-            assert owner["uid"] == job["metadata"]["uid"]
+            one = self.objects[KINDS[owner["kind"]], NAMESPACE, owner["name"]]
+            assert owner["uid"] == one["metadata"]["uid"]
         metadata |= {"uid": str(uuid.uuid4()), "namespace": NAMESPACE, "creationTimestamp": now()}
 
     async def _serve_list(self, request: kmock.Request) -> Any:
@@ -216,11 +216,21 @@ class MockCluster:
         """Let a pod that waits run."""
         self.do(self._run, name)
 
+    def add_pod(self, name: str, images: dict[str, str]) -> None:
+        """Let there be a pod that no Job has made."""
+        containers = [{"name": one, "image": image} for one, image in images.items()]
+        metadata = {"name": name, "namespace": NAMESPACE, "uid": str(uuid.uuid4())}
+        self.do(self._put, "v1/pods", {"metadata": metadata, "spec": {"containers": containers}})
+
+    def forget(self, name: str) -> None:
+        """Let a pod of `add_pod` be gone."""
+        self.do(lambda: self._emulator.objects["v1/pods", NAMESPACE, name].delete())
+
     def remove_pod(self, name: str) -> None:
         """Let a pod be gone with its node."""
         self.pods[name].kill()
         self.removed.append(name)
-        self.do(lambda: self._emulator.objects["v1/pods", NAMESPACE, name].delete())
+        self.forget(name)
 
     # What controllers and kubelets do, in the server's thread.
 

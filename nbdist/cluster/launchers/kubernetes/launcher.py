@@ -68,9 +68,9 @@ class KubernetesLauncher:
             print(json.dumps({"job": self.name, **progress}), flush=True)
 
     def end(self) -> None:
-        """Delete the objects, and wait until they are gone: the Secret first, as it has the keys."""
+        """Delete the Secret, as it has the keys, then the Job with what it owns; wait until it is gone."""
         deadline = time.monotonic() + END_SECONDS
-        for kind in ("secret", "service", "job"):
+        for kind in ("secret", "job"):
             try:
                 if self._delete(kind) and kind == "job":
                     while self._is_there() and time.monotonic() < deadline:

@@ -212,7 +212,7 @@ def check_image(template: Manifest) -> None:
 
 RIGHTS = {
     ("batch", "jobs"): ["create", "get", "patch", "delete"],
-    ("", "services"): ["create", "delete"],
+    ("", "services"): ["create"],
     ("", "secrets"): ["create", "delete"],
     ("", "pods"): ["get", "list"],
     ("", "events"): ["list"],
