@@ -180,7 +180,7 @@ def test_the_whole_progress_is_passed_on(displays: list[FakeDisplay]) -> None:
     }  # fmt: skip
     assert replicas[0] == {"state": "running", "step": 10, "steps_per_second": 10.0, "staleness": None} | {
         "spent": dict.fromkeys(("data", "compute", "exchange", "wait"), 0.0),
-        "dropped": None, "skipped": None, "restart": None,
+        "dropped": None, "skipped": None, "restart": None, "host": None,
     }  # fmt: skip
     assert replicas[1]["staleness"] == 3.0
 

@@ -41,6 +41,7 @@ from nbdist.run.progress import (
 )
 from nbdist.run.run import Run
 from nbdist.run.task.reporting import Displayed
+from nbdist.runtime.task import TaskInfo
 from nbdist.text import clip, measured, rate
 from nbdist.train.context import MOST_RATES
 from nbdist.ui.ansi import plain
@@ -313,6 +314,7 @@ class RunView:
         if now >= self._input_due:
             self._input, self._input_due = input_of(standing, self._tasks), now + INPUT_EVERY
         devices = self._run.replica_devices(standing)
+        nodes = nodes_of(self._tasks, self._run.members.infos)
         self._display.progress(
             {
                 "state": with_short_tasks(standing.state),
@@ -333,6 +335,7 @@ class RunView:
                 "per_replica": {
                     i: {
                         "state": with_short_tasks(replica.state),
+                        "host": nodes[i] if i < len(nodes) else None,
                         "step": replica.step,
                         "steps_per_second": replica.steps_per_second or None,
                         "staleness": replica.staleness,
@@ -579,6 +582,18 @@ def remarks_on(run: Run, replicas: Sequence[ReplicaStanding]) -> list[str]:
     if skipped:
         remarks.append(f"{skipped:,} {'gradient' if skipped == 1 else 'gradients'} left out")
     return remarks
+
+
+def nodes_of(tasks: Sequence[str], infos: Iterable[TaskInfo]) -> list[str | None]:
+    """Return the name of the host of each task, by its place; none for a run on one host.
+
+    >>> infos = [TaskInfo("worker", n, n, "", 7, "", "CPU:0", 1, node="ab"[n]) for n in (0, 1)]
+    >>> nodes_of(["/job:worker/task:1", "/job:worker/task:0"], infos), nodes_of(["/job:worker/task:0"], infos)
+    (['b', 'a'], [None])
+    """
+    named = {info.name: info.node for info in infos}
+    nodes = [named.get(task) or None for task in tasks]
+    return nodes if len(set(nodes)) > 1 else [None] * len(nodes)
 
 
 def note_on(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:

@@ -107,6 +107,7 @@ function write(card, status, label, longest) {
   state.classList.toggle("nbd-spoken", UNMARKED_STATES.includes(word));
   card.dataset.state = word;
   const parts = [
+    ["host", status.host != null && `on ${status.host}`],
     ["step", status.step != null && `step ${formatCount(status.step)}`],
     ["rate", status.steps_per_second != null && word !== "paused" && `${formatShort(status.steps_per_second)}/s`],
     ["stale", status.staleness != null && `staleness ${formatShort(status.staleness)}`],
