@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -223,6 +224,9 @@ def test_a_worker_that_dies_while_its_files_are_copied_changes_nothing(
     assert run.status == "finished"
     assert run.history is not None
     elsewhere.restart(report=lambda line: None)
+    for left in spools(hosts):  # on the host without a task
+        assert left.name == run.id
+        shutil.rmtree(left)
 
 
 def test_a_checkpoint_is_returned_as_the_client_has_it(elsewhere: Cluster, tmp_path: Path) -> None:

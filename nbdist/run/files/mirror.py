@@ -321,12 +321,12 @@ class Mirror:
         spools = self._spools(number)
         if not spools:
             return
-        if not self._take_lock():
-            self._copies = self._read_copies()
-            for spool in spools:  # another client copies, and says what it cannot
-                self._finish(spool, number, "")
-            return
         try:
+            if not self._take_lock():
+                self._copies = self._read_copies()
+                for spool in spools:  # another client copies, and says what it cannot
+                    self._finish(spool, number, "")
+                return
             self._copy_logs(spools, number)
             self._copy_others(spools, number)
             if self._disk:
