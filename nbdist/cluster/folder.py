@@ -248,6 +248,11 @@ FOLDER = "busy"
 FOLDER_VARIABLE, RANK_VARIABLE = "NBDIST_CLUSTER_FOLDER", "NBDIST_RANK"  # in an engine's environment
 
 
+def folder_of_task(cluster_id: str) -> Path:
+    """Return the folder of a task's cluster on the task's host. Runs on a task."""
+    return Path(os.environ.get(FOLDER_VARIABLE) or clusters_folder() / cluster_id)
+
+
 @contextmanager
 def busy_with(run: str) -> Iterator[None]:
     """Inside a ``with``, mark this process, if it is an engine, as working on a run."""

@@ -152,6 +152,11 @@ def start_cluster(
         "memory": memory,
         **settings,
     }
+    if hosts and data:
+        raise InvalidArgumentError(
+            f"data={data}: data tasks run in clusters on one host only; leave them out, and let the workers "
+            "read their data themselves"
+        )
     slots = worker_slots(hosts or (Host(HERE, wanted),), wanted)
     slots = {name: count for name, count in slots.items() if count}  # a host without workers has no tasks
     check_counts(sum(slots.values()), ps, threads, gpu_memory, data)

@@ -26,7 +26,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, ClassVar
 
-from nbdist.cluster.folder import clusters_folder
+from nbdist.cluster.folder import folder_of_task
 from nbdist.cluster.supervisor.process import short_path
 from nbdist.errors import FailedPreconditionError
 from nbdist.frameworks.base import Framework, Place, host_of, import_on_a_thread
@@ -87,7 +87,7 @@ class Jax(Framework):
         Jax.place, Jax.address = place, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         at = Jax.address
         if place.one_host:
-            folder = self._ends.enter_context(short_path(clusters_folder() / world.task.cluster_id))
+            folder = self._ends.enter_context(short_path(folder_of_task(world.task.cluster_id)))
             at = f"unix:{folder}/jax-{world.ranks[0]}.sock"
         _addresses(self._ends.enter_context(Patches({})), port, at, host_of(world.task.info))
         without = os.environ.get(NO_PROXY) or os.environ.get(NO_PROXIES)
