@@ -23,7 +23,7 @@ def cluster_elsewhere(
 
     The home of host 0 is ``folder / "host-0"``. Its tasks are processes of this machine all the same.
     """
-    plan: Callable[..., tuple[TaskPlan, ...]] = launch.plan_tasks
+    plan: Callable[..., tuple[TaskPlan, ...]] = launch.plan_placed
 
     def planned(*given: Any, **named: Any) -> tuple[TaskPlan, ...]:
         return tuple(
@@ -34,7 +34,7 @@ def cluster_elsewhere(
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "plan_tasks", planned)
+        patch.setattr(launch, "plan_placed", planned)
         cluster = launch.start_cluster(workers=workers, ps=ps, data=data, report=None)
     try:
         yield cluster

@@ -98,10 +98,9 @@ class LateHosts(threading.Thread):
             return
         try:
             check_host_versions({host: report["versions"]})
-            check_machines(
-                {**{name: one["identity"] for name, one in reports.items()}, host: report["identity"]}
-            )
             asked = read_description(cluster.folder).asked
+            if asked.get("hosts"):
+                check_machines({name: one["identity"] for name, one in {**reports, host: report}.items()})
             found = {host: resources_of(report, asked.get("gpus", "auto"))}
             slots = {host: self._awaited[host]}
             plans = plan_more(cluster.tasks, slots[host], asked, found, slots)

@@ -353,7 +353,8 @@ class _Startup:
         if self.wanted.room(joined) < self.wanted.least:
             raise UnavailableError("\n".join(dict.fromkeys(self.missing.values())))
         check_host_versions({name: supervisor.hosts[name]["versions"] for name in joined})
-        check_machines({name: supervisor.hosts[name]["identity"] for name in joined})
+        if self.asked.get("hosts"):  # by their names: those of a scheduler are apart
+            check_machines({name: supervisor.hosts[name]["identity"] for name in joined})
         found = {name: resources_of(supervisor.hosts[name], self.wanted.gpus) for name in joined}
         self.plans = self.wanted.planned({name: self.wanted.slots[name] for name in joined}, found)
         self._phase(f"{len(joined)} host{'s' * (len(joined) > 1)}")

@@ -506,7 +506,7 @@ def test_invalid_arguments_are_refused_before_the_start() -> None:
         ({"threads": 0}, "threads"),
         ({"gpus": "many"}, "gpus"),
         ({"gpu_memory": 2}, "gpu_memory"),
-        ({"launcher": "cloud"}, "choose from local"),
+        ({"launcher": "cloud"}, "choose from auto"),
         ({"timeout": 0}, "timeout"),
         ({"cluster_id": "../x"}, "cluster id"),
     ):

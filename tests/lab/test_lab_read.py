@@ -152,6 +152,7 @@ def test_a_hanging_disk(server: Server, monkeypatch: pytest.MonkeyPatch) -> None
 def test_features_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = ["ssh"]
     monkeypatch.setattr("shutil.which", lambda name: name if name in commands else None)
+    monkeypatch.setattr("nbdist.cluster.launchers.kubernetes.request.find_spec", lambda name: None)
     assert about()["launchers"] == ["local", "mpi", "ssh"]
     monkeypatch.setattr("nbdist.cluster.launchers.mpi.find_spec", lambda name: None)
     commands[:] = ["srun"]

@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -49,12 +50,11 @@ def test_a_program_runs_on_each_node_of_a_new_job(slurm: SlurmNodes) -> None:
 def test_the_plan_is_in_no_argument_variable_or_file(slurm: SlurmNodes) -> None:
     with running(slurm, "--nodes=3") as command:
         command.until("up", 3)
-        texts = [
-            path.read_bytes()
-            for process in Path("/proc").glob("[0-9]*")
-            for path in (process / "cmdline", process / "environ")
-            if b"slurm" in (process / "cmdline").read_bytes()
-        ]
+        texts = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended
+                if b"slurm" in (process / "cmdline").read_bytes():
+                    texts += [(process / name).read_bytes() for name in ("cmdline", "environ")]
         texts += [path.read_bytes() for path in slurm.folder.rglob("*") if path.is_file()]
         assert len(texts) > 20
         assert not any(KEY.encode() in text for text in texts)

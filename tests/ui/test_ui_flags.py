@@ -105,6 +105,17 @@ def test_a_repeated_flag_is_refused(line: str, said: str) -> None:
         ("--cores 8", {"cores": 8}),
         ("--sbatch=--qos=high", {"sbatch": "--qos=high"}),
         ("--template job.sh", {"template": "job.sh"}),
+        ("--image lab/nbdist:1", {"image": "lab/nbdist:1"}),
+        ("--pods 3", {"pods": 3}),
+        ("--pod-cpus 500m", {"pod_cpus": "500m"}),
+        ("--pod-memory 16Gi", {"pod_memory": "16Gi"}),
+        ("--pod-gpus 2", {"pod_gpus": 2}),
+        ("--pod-time 1:30:00", {"pod_time": "1:30:00"}),
+        ("--pod-python /opt/venv/bin/python", {"pod_python": "/opt/venv/bin/python"}),
+        ("--pod-template pod.yaml", {"pod_template": "pod.yaml"}),
+        ("--service-account trainer", {"service_account": "trainer"}),
+        ("--namespace lab", {"namespace": "lab"}),
+        ("--context here", {"context": "here"}),
     ],
 )
 def test_flags_of_cluster_start(line: str, options: dict[str, Any]) -> None:

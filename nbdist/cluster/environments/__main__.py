@@ -66,7 +66,7 @@ def make_offer(
     env: bool, wheels: str | None, modules: Path | None, python: str | None, report: Callable[[str], object]
 ) -> Offer:
     """Return what is offered to a host. One process of this user makes it at a time."""
-    folder = private_folder(home() / "environments" / "sent")
+    folder = private_folder(private_folder(home() / "environments") / "sent")
     with held(folder / "lock"):
         for old in folder.glob("*.zip"):  # modules as they were
             if old.stat().st_mtime < time.time() - KEPT_DAYS * 86_400:
