@@ -176,11 +176,14 @@ def test_a_node_that_dies_is_reported_and_the_others_go_on(slurm: SlurmNodes) ->
         assert command.end() == (143, "")
 
 
+@exhaustive  # no flag of a cluster asks for it yet
 def test_a_job_that_is_requeued_runs_the_programs_again(slurm: SlurmNodes) -> None:
     with running(slurm, "--nodes=2", "--requeue") as command:
         job = command.until("up", 2)[0]["job"]
         slurm.run("scontrol", "requeue", job)
         until(lambda: slurm.jobs() == {job: "PENDING"})
+        # Else Slurm may take the end of the first script for that of the second one.
+        until(lambda: not slurm.processes())
         slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # else in two minutes
         assert [line["job"] for line in command.until("up", 2)] == [job] * 2
         assert command.end() == (143, "")
