@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from launcher_command import COMMAND, HOST_PROGRAM, KEY, PLAN, running
 from slurm_nodes import NODES, SlurmNodes
-from tiers import matrix
+from tiers import exhaustive, matrix
 from waiting import limit, until
 
 from nbdist.cluster.launchers.slurm.request import TEMPLATE, JobRequest
