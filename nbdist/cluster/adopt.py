@@ -95,6 +95,10 @@ def adopt(wanted: Mapping[str, Any] | None, report: Report = print) -> Cluster |
         report(f"cluster {kept.id} from before the kernel's restart is running and is used again")
         if (why := why_not(kept, wanted)) and kept.runs:
             report(f"{why}; %cluster stop ends the cluster and its runs")
+        if absent := [host["name"] for host in adopted.hosts() if host["state"] == "absent"]:
+            report(
+                f"{', '.join(absent)} did not come, and will not join it any more: start it again for that"
+            )
         report_runs(adopted, report)
     return adopted
 

@@ -102,8 +102,8 @@ def start_cluster(
       (docs/slurm.md). "auto" is "slurm" in an allocation, "ssh" with hosts, else "local", and says so
     - ``gpus``: "auto" (all GPUs and MIG slices that this process may use), "none", how many, or their UUIDs,
       separated by commas ("GPU-8f3a,MIG-91bc"; see nvidia-smi -L). Each worker has one GPU; several workers
-      share one if there are fewer GPUs than workers. Other tasks have none. On a host with several
-      NUMA nodes a worker is bound to cores near its GPU
+      share one if there are fewer GPUs than workers. Other tasks have none. On the client's host, if it has
+      several NUMA nodes, a worker is bound to cores near its GPU
     - ``gpu_memory``: the share of its GPU's memory that a worker's arrays may take, above 0 and at most 1;
       None for no limit. The CUDA context (0.3 to 0.6 GB), cuBLAS and NCCL take memory beside it
     - ``threads``: threads that a task computes on (BLAS), 1 or more; None for cores / tasks

@@ -156,7 +156,7 @@ def test_why_a_job_has_failed(conditions: list[tuple[str, str]], said: str) -> N
 def test_a_job_that_is_being_deleted_is_named() -> None:
     found = job()
     found["metadata"]["deletionTimestamp"] = START
-    assert why_failed(found) == "Job nb was deleted by somebody else"
+    assert why_failed(found) == "Job nb was deleted from outside of nbdist"
 
 
 def test_the_time_that_is_left() -> None:

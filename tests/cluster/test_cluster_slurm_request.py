@@ -75,12 +75,12 @@ def test_an_invalid_setting_is_refused(name: str, value: Any, said: str) -> None
 def test_the_command_that_submits() -> None:
     asked = JobRequest(
         nodes="2-4", partition="gpu", account="lab", time="2:00:00", gres="gpu:2", cores=8,
-        sbatch="--qos=high --comment='two words'", requeue=True, name="nbdist-c1",
+        sbatch="--qos=high --comment='two words'", name="nbdist-c1",
     )  # fmt: skip
     assert submit_command(asked, "job.sh") == [
         "sbatch", "--parsable", "--ntasks-per-node=1", "--job-name=nbdist-c1", "--nodes=2-4",
         "--partition=gpu", "--account=lab", "--time=2:00:00", "--gres=gpu:2", "--cpus-per-task=8",
-        "--requeue", "--qos=high", "--comment=two words", "job.sh",
+        "--no-requeue", "--qos=high", "--comment=two words", "job.sh",
     ]  # fmt: skip
     assert submit_command(JobRequest(), "-") == [
         "sbatch", "--parsable", "--ntasks-per-node=1", "--job-name=nbdist", "--nodes=1", "--no-requeue"
@@ -90,8 +90,8 @@ def test_the_command_that_submits() -> None:
 def test_within_an_allocation_only_the_number_of_nodes_is_ours() -> None:
     assert allocation_of({}, JobRequest(partition="gpu")) == ""
     assert allocation_of({"SLURM_JOB_ID": "12"}, JobRequest(nodes=2)) == "12"
-    with pytest.raises(InvalidArgumentError, match="time, requeue: this process runs in job 12"):
-        allocation_of({"SLURM_JOB_ID": "12"}, JobRequest(time="90", requeue=True))
+    with pytest.raises(InvalidArgumentError, match="time: this process runs in job 12"):
+        allocation_of({"SLURM_JOB_ID": "12"}, JobRequest(time="90"))
     with pytest.raises(InvalidArgumentError, match="job 12 is heterogeneous"):
         allocation_of({"SLURM_JOB_ID": "12", "SLURM_HET_SIZE": "2"}, JobRequest())
 

@@ -116,8 +116,8 @@ def test_another_line_of_squeue_is_refused() -> None:
 
 @pytest.mark.parametrize("state", STATES)
 def test_each_state_has_an_action_and_words(state: str) -> None:
-    action = next_action(Job("12", state), requeue=True)
-    actions = {"RUNNING": "run", **dict.fromkeys(WAITING, "wait"), **dict.fromkeys(REPEATED, "submit")}
+    action = next_action(Job("12", state))
+    actions = {"RUNNING": "run", **dict.fromkeys(WAITING, "wait")}
     assert action == actions.get(state, "end")
     job = Job("12", state)
     words = describe_waiting(job) if action == "wait" else describe_end(job)
@@ -142,7 +142,7 @@ def test_each_state_has_an_action_and_words(state: str) -> None:
     ],
 )
 def test_a_reason_that_cannot_pass_ends_the_waiting(reason: str, action: str) -> None:
-    assert next_action(Job("12", "PENDING", reason), requeue=True) == action
+    assert next_action(Job("12", "PENDING", reason)) == action
 
 
 @pytest.mark.parametrize(

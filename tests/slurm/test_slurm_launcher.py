@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from launcher_command import COMMAND, HOST_PROGRAM, KEY, PLAN, running
 from slurm_nodes import NODES, SlurmNodes
-from tiers import exhaustive, matrix
 from waiting import limit, until
 
 from nbdist.cluster.launchers.slurm.request import TEMPLATE, JobRequest
@@ -176,20 +175,7 @@ def test_a_node_that_dies_is_reported_and_the_others_go_on(slurm: SlurmNodes) ->
         assert command.end() == (143, "")
 
 
-@exhaustive  # no flag of a cluster asks for it yet
-def test_a_job_that_is_requeued_runs_the_programs_again(slurm: SlurmNodes) -> None:
-    with running(slurm, "--nodes=2", "--requeue") as command:
-        job = command.until("up", 2)[0]["job"]
-        slurm.run("scontrol", "requeue", job)
-        until(lambda: slurm.jobs() == {job: "PENDING"})
-        # Else Slurm may take the end of the first script for that of the second one.
-        until(lambda: not slurm.processes())
-        slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # else in two minutes
-        assert [line["job"] for line in command.until("up", 2)] == [job] * 2
-        assert command.end() == (143, "")
-
-
-def test_without_requeue_a_requeued_job_is_refused_by_slurm(slurm: SlurmNodes) -> None:
+def test_slurm_does_not_put_a_job_back_into_the_queue(slurm: SlurmNodes) -> None:
     with running(slurm) as command:
         job = command.one("up")["job"]
         assert (
@@ -198,21 +184,12 @@ def test_without_requeue_a_requeued_job_is_refused_by_slurm(slurm: SlurmNodes) -
         )
 
 
-@pytest.mark.parametrize("requeue", matrix([True], rest=[False]))
-def test_the_time_limit_ends_a_job_and_requeue_starts_another(slurm: SlurmNodes, requeue: bool) -> None:
-    with running(slurm, "--time=1", *["--requeue"] * requeue) as command:
-        first = command.one("up")["job"]
+def test_the_time_limit_ends_a_job(slurm: SlurmNodes) -> None:
+    with running(slurm, "--time=1") as command:
+        job = command.one("up")["job"]
         # Slurm looks for such jobs twice a minute.
-        slurm.run("scontrol", "update", f"JobId={first}", "EndTime=now+1seconds")
-        if requeue:
-            ended = f"job {first} reached its time limit of 0:01:00"
-            assert command.one("waiting")["waiting"] == f"{ended}; another one is submitted"
-            assert int(command.one("up")["job"]) > int(first)
-            assert command.end() == (143, "")
-        else:
-            code, error = command.ended()
-            assert (code, error.partition(". ")[0]) == (1, f"job {first} reached its time limit of 0:01:00")
-            assert error.endswith("With requeue= another job would have followed")
+        slurm.run("scontrol", "update", f"JobId={job}", "EndTime=now+1seconds")
+        assert command.ended() == (1, f"job {job} reached its time limit of 0:01:00")
 
 
 def test_a_template_is_obeyed_and_settings_have_precedence(slurm: SlurmNodes, tmp_path: Path) -> None:

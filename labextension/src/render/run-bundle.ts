@@ -60,7 +60,7 @@ export function readRun(data: unknown): RunBundle {
       trained_on: text(run['trained_on']),
       warning: text(run['warning']),
       input: run['input'] ?? null,
-      per_replica: Object.fromEntries([...shown].map(replica => [replica, { state: text(replicas[replica]?.['state']), step: whole(replicas[replica]?.['step']) }]))
+      per_replica: Object.fromEntries([...shown].map(replica => [replica, cardOf(replicas[replica])]))
     },
     curves: [...curves, ...trendStandIns(curves), ...(clock.steps.length ? [{ replica: MEAN, series: CLOCK, ...clock }] : [])],
     marks: list(run['marks'], MOST_MARKS).flatMap(markOf),
@@ -72,6 +72,11 @@ export function readRun(data: unknown): RunBundle {
     available: isRecord(run['available']) ? availableOf(run['available']) : undefined,
     leftOut: whole(run['left_out']) ?? 0
   };
+}
+
+/** What the card of a replica shows: its state, its step, and its host where a run was on several. */
+function cardOf(replica: Json | undefined): { state: string; step: number | null; host: string | null } {
+  return { state: text(replica?.['state']), step: whole(replica?.['step']), host: text(replica?.['host']) || null };
 }
 
 function availableOf(value: Json): AvailableCharts {

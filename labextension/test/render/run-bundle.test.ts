@@ -30,7 +30,7 @@ const RUN = {
     { name: 'no chart has it', replica: 'mean', kind: 'trend', steps: '10', values: '0.5' }
   ],
   clock: { steps: '0 20', values: '0 3.2' },
-  replicas: [{ state: 'finished', step: 500 }, { state: 'lost', step: 'x' }],
+  replicas: [{ state: 'finished', step: 500, host: 'b' }, { state: 'lost', step: 'x' }],
   left_out: 1
 };
 
@@ -43,7 +43,7 @@ describe('readRun', () => {
     ]);
     expect(head.series).toEqual(['loss', 'val_loss', 'val_accuracy']);
     expect(progress).toMatchObject({ state: 'finished', step: 500, training_seconds: 3.2, elapsed: 9.5, note: 'worker 1 has ended · it is slow' });
-    expect(progress.per_replica).toEqual({ 0: { state: 'finished', step: 500 }, 1: { state: 'lost', step: null } });
+    expect(progress.per_replica).toEqual({ 0: { state: 'finished', step: 500, host: 'b' }, 1: { state: 'lost', step: null, host: null } });
     expect(curves.at(-1)).toEqual({ replica: MEAN, series: CLOCK, steps: [0, 20], values: [0, 3.2] });
     expect(readRun({ ...RUN, clock: null, replicas: 7 }).progress.per_replica).toMatchObject({ 0: { state: '', step: null } });
     expect(curves[0]).toEqual({ replica: MEAN, series: 0, steps: [0, 10, 20], values: [2.3, NaN, -Infinity] });

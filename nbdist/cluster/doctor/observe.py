@@ -179,7 +179,7 @@ def gpus() -> dict[str, Any]:
     return {"driver": loaded, "names": names, **({"error": said[-1]} if done.returncode and said else {})}
 
 
-# Who reaches whom.
+# Which hosts reach each other.
 
 
 class TokenServer:

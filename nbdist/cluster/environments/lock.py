@@ -130,7 +130,7 @@ def normal(version: str) -> str:
 def origin_of(one: Distribution) -> Mapping[str, object] | None:
     """Return where pip has taken a package from that is not from an index, None for one that is.
 
-    A wheel's address is none: conda and build farms leave paths of hosts that nobody has.
+    A wheel's address is none: conda and build farms leave paths that exist on their own hosts only.
     """
     found = object_in((one.read_text("direct_url.json") or "").encode())
     url = text(found.get("url"))

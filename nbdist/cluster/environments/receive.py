@@ -55,7 +55,7 @@ class Failure(Exception):
 
 
 class SenderGone(Exception):
-    """The end of the input: nobody waits for the environment any more."""
+    """The end of the input: no process waits for the environment any more."""
 
 
 def main() -> None:

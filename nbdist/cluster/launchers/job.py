@@ -3,8 +3,8 @@
     class Launcher(JobLauncher): ...         # how to submit, to look, to cancel, and to reach the nodes
     Launcher(...).run()                      # until the programs have ended; an NbdistError says why not
 
-A job may lose its nodes and get others: after a preemption, or in a new job after the wall time. So
-`JobLauncher.run` repeats: wait until the job runs, run the programs, look at what became of the job.
+A job waits in the queue, runs, and ends before its programs do where it is cancelled, preempted, or has no
+time left: what became of it is the reason then.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbdist.cluster.launchers.command import END_SIGNALS, LONGEST_LINE, signals_held
 from nbdist.cluster.launchers.slurm.status import (
     Job,
     describe_end,
@@ -35,32 +36,27 @@ from nbdist.cluster.launchers.slurm.status import (
 from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
 
 HOST_PROGRAM = (sys.executable, "-m", "nbdist.cluster.supervisor.host")
-LONGEST_LINE = 1 << 20  # bytes
 CALL_SECONDS = 60.0  # until a command of the batch system counts as hanging
 FIRST_POLL, LAST_POLL = 0.25, 30.0  # seconds between two looks at the queue
 QUIET_SECONDS = 0.5  # without a line, until the last line of a program that has ended is taken for its last
 SETTLE_SECONDS = 10.0  # until a job that is ending is described by what is known of it
 END_SECONDS = 10.0  # that the programs have, after SIGTERM
 LINES = 50  # of all programs together, that are kept to name a cause
-END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1
-NOT_REQUEUED = ". With requeue= another job would have followed"
 
 
 class JobLauncher(ABC):
     """Holds a job, runs a program on each of its nodes, and ends both.
 
     - ``plan``: the line that each program reads from its standard input
-    - ``requeue``: whether another job follows one that is over through no fault of its own
     - ``allocation``: the number of the job around this process, which is used instead of a new one
     """
 
     environment: Mapping[str, str] = os.environ
     """The variables of the commands that it runs."""
 
-    def __init__(self, plan: bytes, requeue: bool = False, allocation: str = "") -> None:
+    def __init__(self, plan: bytes, allocation: str = "") -> None:
         self.plan = plan
-        self.requeue = requeue
         self.allocation = allocation
         self.job = allocation
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -91,32 +87,19 @@ class JobLauncher(ABC):
         try:
             if not self.job:
                 self._submit()
-            while True:
-                job = self._wait()
+            job = self._wait()
+            if job.state == "RUNNING":
+                nodes = self.nodes_of(job)
+                cores = job.cores if len(nodes) == len(job.nodes) else None
+                self.report(job=job.id, hosts=nodes, cores=cores, seconds_left=job.left)
+                output = StepOutput(job.id, nodes)
+                code = self._run_step(output)
+                job = self._settle()
                 if job.state == "RUNNING":
-                    nodes = self.nodes_of(job)
-                    cores = job.cores if len(nodes) == len(job.nodes) else None
-                    self.report(job=job.id, hosts=nodes, cores=cores, seconds_left=job.left)
-                    output = StepOutput(job.id, nodes)
-                    code, begun = self._run_step(output), job.starts
-                    job = self._settle()
-                    if job.state == "RUNNING" and job.starts == begun:
-                        if code:
-                            raise UnavailableError(f"the step of job {job.id} failed. {output.cause(code)}")
-                        return
-                match next_action(job, self.requeue):
-                    case "submit":
-                        self.report(job=job.id, waiting=f"{describe_end(job)}; another one is submitted")
-                        with suppress(UnavailableError):  # it is over, unless the system repeats it itself
-                            self.cancel()
-                        self._submit()
-                    case "run":
-                        pass  # it was put back into the queue, and runs again already
-                    case "wait" if self.requeue or job.state != "COMPLETING":
-                        pass
-                    case _:
-                        could = next_action(job, requeue=True) == "submit" and not self.allocation
-                        raise UnavailableError(describe_end(job) + (NOT_REQUEUED if could else ""))
+                    if code:
+                        raise UnavailableError(f"the step of job {job.id} failed. {output.cause(code)}")
+                    return
+            raise UnavailableError(describe_end(job))
         finally:
             self.end()
 
@@ -154,7 +137,7 @@ class JobLauncher(ABC):
         while True:
             job = self._look()
             if job is not None:
-                if next_action(job, self.requeue) != "wait":
+                if next_action(job) != "wait":
                     return job
                 self.report(job=job.id, waiting=describe_waiting(job))
             # A third of the time it has waited: soon after the submission a look costs little.
@@ -319,32 +302,6 @@ def call(*command: str, environment: Mapping[str, str] = os.environ, text: str =
         said = (errors[-1:] or lines[:1] or [f"exit code {done.returncode}"])[0]
         raise UnavailableError(said.replace(": error: ", ": "))
     return done.stdout
-
-
-class Ended(BaseException):
-    """A signal asks this command to end."""
-
-
-def end_at_signals() -> None:
-    """Let the first of the signals that end this command raise `Ended`; the others are ignored."""
-
-    def handle(number: int, frame: object) -> None:
-        for one in END_SIGNALS:
-            signal.signal(one, signal.SIG_IGN)
-        raise Ended
-
-    for number in END_SIGNALS:
-        signal.signal(number, handle)
-
-
-@contextmanager
-def signals_held() -> Iterator[None]:
-    """Hold back the signals that end this command, until the job or the process that starts is known."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def become_step() -> None:

@@ -497,7 +497,12 @@ def summary_of(run: Run) -> Summary:
         error=in_a_line(run.error) if run.error else None,
         rows=rows,
         remarks=[*remarks_on(run, standing), *map(with_short_tasks, whole.servers)],
-        replicas=[{"state": one.state, "step": one.step} for one in standing] if rows else [],
+        replicas=[
+            {"state": one.state, "step": one.step} | ({"host": node} if node else {})
+            for one, node in zip(standing, nodes_of(run.tasks, run.members.infos), strict=False)
+        ]
+        if rows
+        else [],
         ended_replicas=lost | left,
         trained_on=trained_on(devices),
         warning=warning_of(

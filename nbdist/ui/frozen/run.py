@@ -82,7 +82,7 @@ def run_output(
 #      "series": [{"name": "loss", "replica": "mean", "kind": "trend", "steps": "0 10", "values": "2.3 nan"},
 #                 {"name": "loss", "replica": 0, "kind": "points", "steps": "0 1", "values": "2.31 2.4"}],
 #      "clock": {"steps": "0 250 500", "values": "0 1.6 3.2"},
-#      "replicas": [{"state": "finished", "step": 500}],
+#      "replicas": [{"state": "finished", "step": 500, "host": "b"}],   host: of a run on several
 #      "left_out": 0}
 #
 # A trend consists of means of neighbouring points, and of single points at its start; ``points`` are the

@@ -51,7 +51,7 @@ class Summary:
     remarks: Sequence[str] = ()  # remarks on faults, such as a lost replica
     replicas: Sequence[
         Mapping[str, object]
-    ] = ()  # state and step of each, as the live view's cards show them
+    ] = ()  # state, step and host (if there are several) of each, as the live view's cards show them
     ended_replicas: Collection[int] = ()  # lost ones, and those that have left: they cut no mean
     trained_on: str = ""  # the devices that held the replicas' arrays, in one line
     warning: str = ""  # a GPU that was not used, and what to do

@@ -16,58 +16,41 @@ early, its standard error is one sentence that says why.
 
 from __future__ import annotations
 
-import argparse
-import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from nbdist.cluster.launchers.job import LONGEST_LINE, Ended, end_at_signals
+from nbdist.cluster.launchers.command import check_settings, command_line, run_command
 from nbdist.cluster.launchers.kubernetes import manifests
 from nbdist.cluster.launchers.kubernetes.request import SETTINGS, PodRequest, require_kubernetes
-from nbdist.errors import InvalidArgumentError, NbdistError
+from nbdist.errors import NbdistError
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m nbdist.cluster.launchers.kubernetes", allow_abbrev=False)
-    for setting in SETTINGS:
-        parser.add_argument(
-            setting.flag,
-            type=setting.read or str,
-            metavar=setting.shows,
-            default=setting.default,
-            help=setting.help,
-        )
+    parser = command_line("kubernetes", SETTINGS)
     parser.add_argument("--print-manifests", action="store_true", help="print what would be created, as YAML")
     parser.add_argument("--print-role", action="store_true", help="print the Role that the notebook needs")
     given = vars(parser.parse_args(arguments))
     print_manifests, print_role = given.pop("print_manifests"), given.pop("print_role")
-    try:
+    if print_role or print_manifests:
+        try:
+            require_kubernetes()
+            check_settings(SETTINGS, given)
+            print_yaml([manifests.role()] if print_role else all_manifests(PodRequest(**given)))
+        except NbdistError as error:
+            print(error, file=sys.stderr)
+            return 1
+        return 0
+
+    def start(plan: bytes) -> Callable[[], None]:
         require_kubernetes()
-        for setting in SETTINGS:
-            if given[setting.name] != setting.default:
-                setting.check(given[setting.name])
-        request = PodRequest(**given)
-        if print_role or print_manifests:
-            print_yaml([manifests.role()] if print_role else all_manifests(request))
-            return 0
-        plan = sys.stdin.buffer.readline(LONGEST_LINE)
-        if not plan.endswith(b"\n"):
-            raise InvalidArgumentError(
-                f"the plan, one line of at most {LONGEST_LINE:,} bytes, is expected on stdin"
-            )
         from nbdist.cluster.launchers.kubernetes.api import Api
         from nbdist.cluster.launchers.kubernetes.launcher import KubernetesLauncher
 
-        launcher = KubernetesLauncher(request, plan, Api(request.context, request.namespace))
-        end_at_signals()
-        launcher.run()
-    except NbdistError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except (Ended, BrokenPipeError):  # the pipe of a reader that has ended
-        return 128 + signal.SIGTERM
-    return 0
+        request = PodRequest(**given)
+        return KubernetesLauncher(request, plan, Api(request.context, request.namespace)).run
+
+    return run_command(SETTINGS, given, start)
 
 
 def all_manifests(request: PodRequest) -> list[manifests.Manifest]:

@@ -33,7 +33,7 @@ class Api:
         from kubernetes.config import ConfigException
 
         own, settings = "", client.Configuration()
-        settings.retries = False  # who calls decides whether to ask again
+        settings.retries = False  # the caller decides whether to ask again
         try:
             if context:
                 config.load_kube_config(context=context, client_configuration=settings)

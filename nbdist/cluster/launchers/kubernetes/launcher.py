@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from nbdist.cluster.launchers.job import signals_held
+from nbdist.cluster.launchers.command import signals_held
 from nbdist.cluster.launchers.kubernetes.api import Api, Silent
 from nbdist.cluster.launchers.kubernetes.manifests import (
     JOB_LABEL,
@@ -137,7 +137,7 @@ class KubernetesLauncher:
         try:
             found = self.api.call("read", "job", name=self.name)
         except NotFoundError:
-            raise UnavailableError(f"Job {self.name} was deleted by somebody else") from None
+            raise UnavailableError(f"Job {self.name} was deleted from outside of nbdist") from None
         pods = self.api.call("list", "pod", label_selector=f"{JOB_LABEL}={self.name}")["items"]
         complete = len({one["metadata"]["name"] for one in pods}) == self.request.pods
         running = complete and len(self._started) == self.request.pods

@@ -60,7 +60,8 @@ def read_standing(
         pod = newest.get(index)
         if pod is None and index in started:
             standing.ended[index] = (
-                f"pod {name}-{index} was removed: its node is gone or was drained, or somebody deleted it"
+                f"pod {name}-{index} was removed: its node is gone or was drained, or it was deleted from "
+                "outside of nbdist"
             )
         elif pod is None:
             said = warned.get(name, "")
@@ -200,7 +201,7 @@ def why_failed(job: Object) -> str:
             if one.get("reason") != "FailedIndexes":
                 return f"Job {name} failed ({_quoted(one.get('reason', ''), one.get('message', ''))})"
     if job["metadata"].get("deletionTimestamp"):
-        return f"Job {name} was deleted by somebody else"
+        return f"Job {name} was deleted from outside of nbdist"
     return ""
 
 

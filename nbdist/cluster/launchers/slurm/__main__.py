@@ -24,30 +24,19 @@ it ends early, its standard error is one sentence that says why.
 
 from __future__ import annotations
 
-import argparse
-import signal
 import sys
 from collections.abc import Sequence
 
-from nbdist.cluster.launchers.job import HOST_PROGRAM, LONGEST_LINE, Ended, end_at_signals
+from nbdist.cluster.launchers.command import command_line, run_command
+from nbdist.cluster.launchers.job import HOST_PROGRAM
 from nbdist.cluster.launchers.slurm.launcher import SlurmLauncher
 from nbdist.cluster.launchers.slurm.request import SETTINGS, TEMPLATE, JobRequest
-from nbdist.errors import InvalidArgumentError, NbdistError
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m nbdist.cluster.launchers.slurm", allow_abbrev=False)
-    for setting in SETTINGS:
-        parser.add_argument(
-            setting.flag,
-            type=setting.read or str,
-            metavar=setting.shows,
-            default=setting.default,
-            help=setting.help,
-        )
+    parser = command_line("slurm", SETTINGS)
     parser.add_argument("--name", default=JobRequest.name, help="the job's name in the queue")
-    parser.add_argument("--requeue", action="store_true", help="go on in a new job after the wall time")
     parser.add_argument("--print-template", action="store_true", help="print the default script of a job")
     parser.add_argument("program", nargs="*", help="what runs on the nodes (default: the host supervisor)")
     given = vars(parser.parse_args(arguments))
@@ -55,24 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.pop("print_template"):
         print(TEMPLATE, end="")
         return 0
-    try:
-        for setting in SETTINGS:
-            if given[setting.name] != setting.default:
-                setting.check(given[setting.name])
-        plan = sys.stdin.buffer.readline(LONGEST_LINE)
-        if not plan.endswith(b"\n"):
-            raise InvalidArgumentError(
-                f"the plan, one line of at most {LONGEST_LINE:,} bytes, is expected on stdin"
-            )
-        launcher = SlurmLauncher(JobRequest(**given), plan, program)
-        end_at_signals()
-        launcher.run()
-    except NbdistError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except (Ended, BrokenPipeError):  # the pipe of a reader that has ended
-        return 128 + signal.SIGTERM
-    return 0
+    return run_command(SETTINGS, given, lambda plan: SlurmLauncher(JobRequest(**given), plan, program).run)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class SlurmLauncher(JobLauncher):
     """Submits with sbatch, unless it runs in an allocation, and reaches the nodes with srun."""
 
     def __init__(self, request: JobRequest, plan: bytes, program: Sequence[str]) -> None:
-        super().__init__(plan, request.requeue, allocation_of(os.environ, request))
+        super().__init__(plan, allocation_of(os.environ, request))
         self.environment = slurm_environment(os.environ)
         self.request = request
         self.program = program

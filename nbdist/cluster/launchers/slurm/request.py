@@ -53,7 +53,6 @@ class JobRequest:
     - ``cores``: cores of each node
     - ``sbatch``: more options of sbatch, as in a shell: "--qos=high --constraint=a100"
     - ``template``: the path of the job's script
-    - ``requeue``: go on in a new job after the wall time, and after a preemption
     - ``name``: the job's name in the queue
     """
 
@@ -65,14 +64,13 @@ class JobRequest:
     cores: int = 0
     sbatch: str = ""
     template: str = ""
-    requeue: bool = False
     name: str = "nbdist"
 
     def command(self) -> list[str]:
         """Return the launcher's command, which takes the plan on its standard input.
 
-        >>> JobRequest(nodes=2, time="30", requeue=True).command()[1:]
-        ['-m', 'nbdist.cluster.launchers.slurm', '--nodes=2', '--time=30', '--requeue']
+        >>> JobRequest(nodes=2, time="30").command()[1:]
+        ['-m', 'nbdist.cluster.launchers.slurm', '--nodes=2', '--time=30']
         """
         given = {name: value for name, value in asdict(self).items() if value != JobRequest.__dict__[name]}
         options = [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
@@ -100,7 +98,7 @@ def submit_command(request: JobRequest, script: str) -> list[str]:
         "--parsable",
         "--ntasks-per-node=1",
         *(f"--{name}={value}" for name, value in options.items() if value),
-        "--requeue" if request.requeue else "--no-requeue",
+        "--no-requeue",
         *shlex.split(request.sbatch),
         *([] if script == "-" else [script]),
     ]
@@ -114,7 +112,7 @@ def allocation_of(environ: Mapping[str, str], request: JobRequest) -> str:
     job = environ.get("SLURM_JOB_ID", "")
     if not job:
         return ""
-    ours = ("partition", "account", "time", "gres", "cores", "sbatch", "template", "requeue")
+    ours = ("partition", "account", "time", "gres", "cores", "sbatch", "template")
     if given := [name for name in ours if getattr(request, name)]:
         raise InvalidArgumentError(
             f"{', '.join(given)}: this process runs in job {job}, which has its nodes and limits already. "

@@ -1,7 +1,7 @@
 """What Slurm says of a job, read and put into words. Pure.
 
     job = parse_job("12", squeue's line)       # printed with `JOB_FORMAT`
-    next_action(job, requeue=False)            # "wait", "run", "submit" or "end"
+    next_action(job)                           # "wait", "run" or "end"
     describe_waiting(job), describe_end(job)   # a sentence for the user
 
 The text formats are those of Slurm 20 and later; Slurm's JSON is younger, and an option of its build.
@@ -89,7 +89,7 @@ REPEATED = {
     "NODE_FAIL": "lost a node",
     "BOOT_FAIL": "has a node that did not start",
 }
-"""Ends that are no fault of the job: with ``requeue``, another job goes on."""
+"""Ends that are no fault of the job."""
 
 ENDED = {
     "CANCELLED": "was cancelled, by scancel or an administrator",
@@ -175,19 +175,17 @@ def describe_end(job: Job) -> str:
     return f"job {job.id} {words}{why}"
 
 
-def next_action(job: Job, requeue: bool) -> str:
-    """Return what follows from a job's state: "wait", "run", "submit" (another job), or "end".
+def next_action(job: Job) -> str:
+    """Return what follows from a job's state: "wait", "run" or "end".
 
-    >>> next_action(Job("12", "TIMEOUT"), requeue=True)
-    'submit'
+    >>> next_action(Job("12", "TIMEOUT"))
+    'end'
     """
     if job.state == "RUNNING":
         return "run"
     if job.state == "PENDING" and NEVER.match(job.reason):
         return "end"
-    if job.state in WAITING:
-        return "wait"
-    return "submit" if requeue and job.state in REPEATED else "end"
+    return "wait" if job.state in WAITING else "end"
 
 
 def parse_duration(text: str) -> float | None:
