@@ -441,6 +441,7 @@ class _Startup:
         if self._left() <= 0:
             registered = set(self.client.ids) if self.client is not None else set()
             missing = [plan.name for plan in self.plans if plan.rank not in registered]
+            missing = missing if self.plans else self.awaited()
             raise DeadlineExceededError(
                 f"{what} did not come up within {self.timeout:g} s; "
                 f"missing: {', '.join(missing) or 'none'}; raise timeout= if this host is slow"
