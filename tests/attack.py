@@ -3,9 +3,11 @@
 python -c <this text> host port[,port...] [public key of the server]
 """
 
+import itertools
 import socket
 import struct
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import zmq
 
@@ -20,17 +22,25 @@ KNOCKS = (
     greeting + b"\x06" + struct.pack(">Q", 1 << 29) + bytes(1 << 20),
     greeting[:10],  # incomplete, then silence
 )
-got = b""
-for port in ports:
-    for knock in KNOCKS:
-        with socket.create_connection((host, port), timeout=2) as one:
-            one.settimeout(0.2)
-            try:
-                one.sendall(knock)
-                while chunk := one.recv(4096):
-                    got += chunk
-            except OSError:
-                pass
+
+
+def answer_to(port: int, knock: bytes) -> bytes:
+    """Return what a port sends to a client that knocks so."""
+    received = b""
+    with socket.create_connection((host, port), timeout=2) as one:
+        one.settimeout(0.2)
+        try:
+            one.sendall(knock)
+            while chunk := one.recv(4096):
+                received += chunk
+        except OSError:
+            pass
+    return received
+
+
+attacks = list(itertools.product(ports, KNOCKS))
+with ThreadPoolExecutor(len(attacks)) as threads:
+    got = b"".join(threads.map(answer_to, *zip(*attacks)))
 
 context = zmq.Context()
 sockets = []
