@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
     from nbdist.cluster.launchers.spec import LauncherSpec
 
-RETRY_SECONDS = 10.0  # between two attempts to start a host's supervisor
+RETRY_SECONDS = 3.0  # between two attempts to start a host's supervisor
 LOOK_SECONDS = 0.2  # between two looks for hosts that have come
 
 
