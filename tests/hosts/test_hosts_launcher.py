@@ -136,13 +136,13 @@ def test_the_tasks_of_lost_hosts_move_to_another(client: Actor, ssh_hosts: SshHo
 
 def test_a_training_survives_its_client_and_a_host(client: Actor, ssh_hosts: SshHosts) -> None:
     client.do(do="start", launcher="ssh", hosts="host1:1,host2:1,host3:1")
-    run = client.do(do="background", epochs=40)
+    run = client.do(do="background", epochs=20)
     client.kill()
     other = ssh_hosts.run("head", "cluster_actor.py")
     assert other.do(do="attach", run=run) == ["host1", "host2", "host3"]
     ssh_hosts.power_off("host1")  # the chief's
     ended = other.do(do="finish")
-    assert (ended["error"], ended["steps"]) == (None, 40 * 180)
+    assert (ended["error"], ended["steps"]) == (None, 20 * 180)
     lost, replaced = ended["notes"]
     assert "task:0 (pid" in lost
     assert "died: host host1 was lost" in lost

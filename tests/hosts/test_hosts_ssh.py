@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 from host_namespaces import HERE, processes_in
 from ssh_hosts import PORT, SshHosts, why_not
+from tiers import exhaustive
 from waiting import until
 
 from nbdist.cluster.hosts import ssh_command, why_ssh_ended
@@ -58,6 +61,7 @@ def test_a_process_that_is_left_is_seen(ssh_hosts: SshHosts) -> None:
     ssh_hosts.at("host1", "pkill", "sleep")
 
 
+@exhaustive
 def test_broken_hosts(ssh_hosts: SshHosts) -> None:
     hosts = ssh_hosts
     hosts.restart_sshd("host1", listen="127.0.0.1")
@@ -88,9 +92,10 @@ def test_connections_that_end(ssh_hosts: SshHosts) -> None:
     assert "ended by a signal there" in why_ended(hosts, "host1", lambda: hosts.at("host1", "pkill", "sleep"))
     killed = lambda: hosts.at("host1", "pkill", "-KILL", "-f", "^sshd: root")
     assert lost in why_ended(hosts, "host1", killed)
-    assert lost in why_ended(hosts, "host1", lambda: hosts.freeze("host1"))
-    assert lost in why_ended(hosts, "host2", lambda: hosts.cut("host2"))
-    assert lost in why_ended(hosts, "host3", lambda: hosts.power_off("host3"))
+    silent = {"host1": hosts.freeze, "host2": hosts.cut, "host3": hosts.power_off}
+    with ThreadPoolExecutor(3) as threads:  # each takes seconds to notice it
+        why = threads.map(lambda host: why_ended(hosts, host, partial(silent[host], host)), silent)
+        assert [lost in one for one in why] == [True] * 3
     hosts.thaw("host1")
     hosts.heal("host2")
     # A command outlives its connection, unless it reads its input.
