@@ -266,6 +266,9 @@ def _opened(
             run.apply_backfill(info, answer)
         else:
             run.show_printed(info, printed(found.folder, 0 if found.towers else info.rank))
+            if found.settled:  # its task has run another body since, and says no more of this one
+                body = run.members.worker(info.rank).body
+                body.has_ended = body.is_silent = True
     while run.becomes_owner():
         time.sleep(0.002)
     run.tally.set_began(time.monotonic() - max(0.0, (record.ended or time.time()) - record.created))
