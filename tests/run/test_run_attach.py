@@ -237,14 +237,14 @@ os.kill(os.getpid(), 9)
 class AbandonedRun:
     """A run that continues after its client was killed.
 
-    ``on`` is its cluster; None for one that the killed client has started.
+    ``on`` is its cluster; None for one that the killed client has started. ``first`` begins the body.
     """
 
     def __init__(
-        self, tmp_path: Path, gate: Path, on: Cluster | None, epochs: int = 6, **options: Any
+        self, tmp_path: Path, gate: Path, on: Cluster | None, epochs: int = 6, first: str = "", **options: Any
     ) -> None:
         body, self.with_cluster = tmp_path / "body.py", on is None
-        body.write_text(BODY.format(gate=str(gate), epochs=epochs, deaf=False))
+        body.write_text(first + BODY.format(gate=str(gate), epochs=epochs, deaf=False))
         settings = {"seed": 3, **options}, on and on.id
         done = subprocess.run(
             [sys.executable, "-c", STARTER, str(body), str(tmp_path), repr(settings)],
@@ -350,7 +350,7 @@ def test_a_run_survives_its_killed_client_and_can_be_fetched(
 def test_results_of_an_abandoned_run_outlive_its_cluster(
     leave: Callable[..., AbandonedRun], gate: Path
 ) -> None:
-    left = leave()
+    left = leave(first="from nbdist.run.task import agent\nagent.FETCH_SECONDS = 0.1\n")
     gate.touch()
     until(lambda: all(outcome_path(left.folder, rank).exists() for rank in (0, 1)))
     first = attach_run(left.run)
