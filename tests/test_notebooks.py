@@ -105,6 +105,7 @@ SHORTER = {
         "and continued to step 2160": "and continued to step 432",
     },
     "08_when_a_task_dies.ipynb": {
+        "time.sleep(0.02)": "time.sleep(0.01)",
         '{"epochs": 6}': '{"epochs": 4}',
         "step=100)": "step=40)",
         "3 * 30 * 6": "3 * 30 * 4",
