@@ -53,16 +53,24 @@ def tests(paths: Sequence[str], budget: float, whole: float, marks: str, *option
 
 
 def files_with(*marks: str) -> list[str]:
-    """Return the test files with one of the marks: the others need not be imported to leave them out."""
+    """Return the test files with one of the marks: the others need not be imported to leave them out.
+
+    The longest come first, so that no process has one left when the others have ended: tests/frameworks,
+    which one process runs, the hosts and nodes, whose tests wait, and then the largest files.
+    """
     named = re.compile(rf"\bmark\.({'|'.join(marks)})\b")
     files = (path for path in sorted((ROOT / "tests").rglob("test_*.py")) if path.parent.name != "browser")
-    return [str(path.relative_to(ROOT)) for path in files if named.search(path.read_text())]
+    texts = {path: text for path in files if named.search(text := path.read_text())}
+    waits = {path: "mark.netns" in text for path, text in texts.items()}
+    order = sorted(texts, key=lambda one: (one.parent.name != "frameworks", not waits[one], -len(texts[one])))
+    return [str(path.relative_to(ROOT)) for path in order]
 
 
 # Together 1,200 s, and checks and fast (make check) 150 s, on a quiet machine with two cores.
 CHECKS = ("check-labextension", "check-types", "check-widget", "check-doctests")
 # The fast tests deal the files out, so that a process imports and collects only its own (tests/conftest.py).
-# Engines, Jupyter servers and Chromium wait often: more processes than cores keep the cores busy.
+# Engines, Jupyter servers and Chromium wait often: more processes than cores keep the cores busy. The tests
+# of the engines wait for two fifths of their time, for what is dead, cut off or frozen to be noticed.
 LAYERS = {
     "checks": Layer(("make", "--no-print-directory", "--jobs=2", *CHECKS), budget=40, whole=40),
     "fast": tests(
@@ -77,7 +85,7 @@ LAYERS = {
         640,
         1500,
         "(engines or netns or processes or slow) and not browser",
-        *("-n", "3", "--dist", "loadfile"),
+        *("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"),
     ),
     # Its files are in the order that they run in (tests/browser/conftest.py), the longest first.
     "browser": tests(
