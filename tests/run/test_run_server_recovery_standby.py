@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tiers import exhaustive, matrix
-from waiting import until
+from waiting import limit, until
 
 from nbdist.errors import NotFoundError, UnavailableError
 from nbdist.metrics.run_folder import read_run
@@ -117,8 +118,9 @@ def test_a_dead_server_continues_with_its_replica_and_nothing_is_lost(
 ) -> None:
     cluster, workers, gate = start(workers=2, ps=2), 2, tmp_path / "gate"
     run = begun(cluster, gate, **options)
-    pid = kill(cluster, "/job:ps/task:0")
+    pid, killed = kill(cluster, "/job:ps/task:0"), time.monotonic()
     until(lambda: restored(run, 1) and replicated(run, cluster), during=run)
+    assert time.monotonic() - killed < limit(3)
     step = run.standing().step
     kill(cluster, "/job:ps/task:1")  # its replica is that of the new process
     until(lambda: len(read_run(run.id).restarts) == 2, during=run)

@@ -234,7 +234,9 @@ class Replicator:
                 why = "its process has ended"
             if why:
                 self._lose(peer, why)
-        if self._peer is None and not self._fills and time.monotonic() >= self._retry_at:
+        begins = not self._fills and time.monotonic() >= self._retry_at
+        # What fills a process that has been replaced since waits for it in vain.
+        if self._peer is None and (begins or info.incarnation != self._info.incarnation):
             self._start_filling()
 
     def _lose(self, peer: Peer | None, why: str) -> None:
@@ -267,7 +269,7 @@ class Replicator:
                 self._fill_over(peer, info)
         except Exception as problem:
             error = problem
-        self._server.post(partial(self._filled, error))
+        self._server.post(partial(self._filled, info, error))
 
     def _fill_over(self, peer: Peer, info: TaskInfo) -> None:
         shard, filling = self._shard, new_filling()
@@ -308,7 +310,9 @@ class Replicator:
         done = peer.call("ps.standby.complete", {**about, "number": number, "counts": counts}).meta["number"]
         self._server.post(partial(self.acknowledge, {"filling": filling, "number": done}))
 
-    def _filled(self, error: Exception | None) -> None:
+    def _filled(self, info: TaskInfo, error: Exception | None) -> None:
+        if info.incarnation != self._info.incarnation:
+            return  # another process is being filled by now
         self._fills = False
         if self._closed:
             return
