@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 import yaml
+from tiers import matrix
 from waiting import until
 
 from nbdist.cluster.launchers.kubernetes.request import PodRequest
@@ -155,13 +156,14 @@ def test_a_supervisor_that_does_not_start_says_why(kube: MockCluster) -> None:
 
 @pytest.mark.parametrize(
     ("request_", "status", "message", "said"),
-    [
-        (("create", "jobs"), 403, "no", "does not let this user create jobs in namespace 'ml' (no)"),
+    matrix([
         (("create", "secrets"), 403, "no", "does not let this user create secrets"),
+        (("create", "services"), 503, "busy", "cannot answer (503: busy)"),
+    ], rest=[
+        (("create", "jobs"), 403, "no", "does not let this user create jobs in namespace 'ml' (no)"),
         (("list", "pods"), 403, "no", "does not let this user list pods"),
         (("create", "jobs"), 401, "Unauthorized", "does not accept this user's credentials"),
-        (("create", "services"), 503, "busy", "cannot answer (503: busy)"),
-    ],
+    ]),
 )  # fmt: skip
 def test_what_is_refused_is_one_sentence_and_leaves_nothing(
     kube: MockCluster, request_: tuple[str, str], status: int, message: str, said: str

@@ -18,7 +18,7 @@ from waiting import PATIENCE, limit, until
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, TaskDiedError, UnavailableError
 from nbdist.run.options import Options
-from nbdist.run.recovery import failure_detector
+from nbdist.run.recovery import failure_detector, shutdown
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 from nbdist.runtime.task import TaskInfo
@@ -121,7 +121,10 @@ def test_a_worker_that_continues_later_is_refused(quick_cluster: Cluster) -> Non
     assert run.error is None
 
 
-def test_a_synchronous_run_that_needs_a_frozen_worker_ends_and_names_it(quick_cluster: Cluster) -> None:
+def test_a_synchronous_run_that_needs_a_frozen_worker_ends_and_names_it(
+    quick_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutdown, "REPLACE_AFTER", 1.0)
     options = Options(strategy="ps", synchronous=True, max_restarts=0)
     run = start_run(ENDLESS, options, cluster=quick_cluster)
     until(trains(run), during=run)
@@ -167,6 +170,7 @@ def test_a_run_whose_only_worker_is_frozen_ends(
     start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failure_detector, "MEMBER_FROZEN_SECONDS", 0.5)
+    monkeypatch.setattr(shutdown, "REPLACE_AFTER", 1.0)
     cluster = start(workers=1, ps=1)
     run = start_run(ENDLESS, Options(strategy="ps"), cluster=cluster)
     until(trains(run), during=run)
@@ -189,7 +193,7 @@ def hold(x, y):  # a native call that keeps the GIL, for far longer than a froze
     if nb.task.index == 1:
         ctypes.PyDLL(None).usleep(900_000)
     return x, y
-model.fit(nb.data.Dataset.from_arrays(x, y).batch(8).map(hold), epochs=2)
+model.fit(nb.data.Dataset.from_arrays(x, y).batch(8).map(hold), epochs=1)
 """
     run = start_run(
         FIT.format(epochs=1) + hold, Options(strategy="ps", synchronous=True), cluster=quick_cluster

@@ -37,7 +37,7 @@ class End(nb.train.Callback):
         self.stop_training = os.path.exists({over!r})
 
 def slow(*batch):
-    threading.Event().wait(0.004)
+    threading.Event().wait({pause})
     while os.path.exists({hold!r}):
         threading.Event().wait(0.004)
     return batch
@@ -52,8 +52,8 @@ history = model.fit(data, epochs={epochs}, callbacks=[End()])
 """
 
 
-def body(over: Path, epochs: int = 100_000) -> str:
-    return BODY.format(over=str(over), hold=str(over.with_name("hold")), epochs=epochs)
+def body(over: Path, epochs: int = 100_000, pause: float = 0.004) -> str:
+    return BODY.format(over=str(over), hold=str(over.with_name("hold")), epochs=epochs, pause=pause)
 
 
 def until_joined(run: Run, number: int = 0) -> None:
@@ -85,7 +85,7 @@ def assert_as_one_device(cluster: Cluster, run: Run, over: Path, workers: Sequen
     assert run.global_step == epochs * STEPS
     over.unlink()
     one = Options(strategy="one_device", on="worker:1", seed=run.seed)
-    start_run(body(over, epochs - 1), one, cluster=cluster).wait()
+    start_run(body(over, epochs - 1, pause=0.0), one, cluster=cluster).wait()
     for a, b in zip(trained[0], weights(cluster, [1])[0], strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
 
