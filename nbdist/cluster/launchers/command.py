@@ -49,7 +49,8 @@ def run_command(
     ``start(plan)`` returns the function that runs until the hosts have ended. It, too, may raise an
     NbdistError, whose text is printed.
     """
-    try:
+
+    def take_plan() -> None:
         check_settings(settings, given)
         plan = sys.stdin.buffer.readline(LONGEST_LINE)
         if not plan.endswith(b"\n"):
@@ -58,6 +59,14 @@ def run_command(
             )
         run = start(plan)
         end_at_signals()
+        run()
+
+    return exit_code(take_plan)
+
+
+def exit_code(run: Callable[[], None]) -> int:
+    """Run what a command does; return its exit code. The text of an NbdistError is printed."""
+    try:
         run()
     except NbdistError as error:
         print(error, file=sys.stderr)

@@ -12,14 +12,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nbdist.cluster.launchers import local, mpi, ssh
+from nbdist.cluster.launchers import dask, ipyparallel, local, mpi, ray, ssh
 from nbdist.cluster.launchers.kubernetes import request as kubernetes
 from nbdist.cluster.launchers.slurm import request as slurm
 from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
 from nbdist.errors import InvalidArgumentError, choices
 
 LAUNCHERS: dict[str, LauncherSpec] = {
-    spec.name: spec for spec in (local.SPEC, mpi.SPEC, ssh.SPEC, slurm.SPEC, kubernetes.SPEC)
+    spec.name: spec
+    for spec in (
+        local.SPEC,
+        mpi.SPEC,
+        ssh.SPEC,
+        slurm.SPEC,
+        kubernetes.SPEC,
+        dask.SPEC,
+        ray.SPEC,
+        ipyparallel.SPEC,
+    )
 }
 
 DEFAULT_LAUNCHER = local.SPEC.name

@@ -361,4 +361,5 @@ class Command:
             if (host := hosts.by_name.get(name)) is not None:
                 self._supervisor.remove_client(host.connection)
             elif name in self.hosts:
+                self.hosts = tuple(one for one in self.hosts if one != name)
                 hosts.report_end((name,), 1, reason)
