@@ -55,7 +55,7 @@ lock:
 	$(PYTHON) scripts/lock.py
 
 chromium: .venv/test.stamp
-	$(BIN)/python scripts/programs.py chromium ip sshd slurmctld slurmd
+	$(BIN)/python scripts/programs.py chromium ip sshd slurmctld slurmd qsub
 
 # Another environment, with the versions of Google Colab, in which tests run notebooks.
 colab: .venv/test.stamp

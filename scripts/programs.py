@@ -1,7 +1,7 @@
 """Installs programs that the tests run, if they are missing and the user is root.
 
-python scripts/programs.py g++                                  # for make check
-python scripts/programs.py chromium ip sshd slurmctld slurmd    # for make test, in addition
+python scripts/programs.py g++                                       # for make check
+python scripts/programs.py chromium ip sshd slurmctld slurmd qsub    # for make test, in addition
 
 Without root, a missing program is an error; only the tests on several hosts are skipped without theirs.
 """
@@ -13,7 +13,7 @@ import sys
 
 PACKAGES = {
     "g++": "g++", "chromium": "chromium", "ip": "iproute2", "sshd": "openssh-server",
-    "slurmctld": "slurmctld", "slurmd": "slurmd",
+    "slurmctld": "slurmctld", "slurmd": "slurmd", "qsub": "slurm-wlm-torque",
 }  # fmt: skip
 SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin"  # where a user's PATH does not look for daemons
 REASONS = {

@@ -84,6 +84,8 @@ def test_the_sidebar_offers_what_is_installed(spec: LauncherSpec) -> None:
         ({"hosts": None, "nodes": 2}, {}, ("slurm", "--nodes is given")),
         ({}, {"SLURM_JOB_ID": "7"}, ("slurm", "this process is in job 7 of Slurm")),
         ({"hosts": "a:2"}, {"SLURM_JOB_ID": "7"}, ("ssh", "hosts are given")),
+        ({}, {"PBS_JOBID": "7", "PBS_NODEFILE": "/7"}, ("batch", "this process is in job 7 of PBS")),
+        ({"queue": "gpu"}, {}, ("batch", "--queue is given")),
     ],
 )
 def test_the_launcher_that_fits_is_chosen(

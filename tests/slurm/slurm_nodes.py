@@ -31,7 +31,7 @@ LOGIN = "login"
 NODES = ("n1", "n2", "n3")
 ADDRESSES = {LOGIN: "10.92.7.10", "n1": "10.92.7.1", "n2": "10.92.7.2", "n3": "10.92.7.3"}
 CORES, GPUS = 4, 2  # of a node, as Slurm counts them
-PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "ip", "unshare", "nsenter", "setpriv")
+PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "sshd", "ip", "unshare", "nsenter", "setpriv")
 DIES_WITH_TEST = ("setpriv", "--pdeathsig", "KILL")
 SPACES = ("--net", "--uts", "--mount")
 SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin"  # where a user's PATH does not look for daemons
@@ -66,6 +66,23 @@ GresTypes=gpu
 NodeName={nodes} CPUs={cores} RealMemory=4000 Gres=gpu:{gpus}
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE
 PartitionName=short Nodes=ALL MaxTime=5
+"""
+
+# The nodes let root in, with a key of this Slurm only, as a site lets users in to the nodes of their jobs.
+SSHD = """
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/user_key.pub
+PasswordAuthentication no
+UsePAM no
+StrictModes no
+PidFile none
+"""
+SSH = """
+IdentityFile {folder}/user_key
+IdentitiesOnly yes
+UserKnownHostsFile {folder}/known_hosts
+StrictHostKeyChecking accept-new
+LogLevel ERROR
 """
 
 Done = subprocess.CompletedProcess[str]
@@ -161,7 +178,7 @@ class SlurmNodes:
         """Return the processes on the nodes, except those of Slurm itself."""
         nodes = [self._holders[node] for node in NODES if node in self._holders]
         found = processes_in({os.readlink(f"/proc/{holder.pid}/ns/net") for holder in nodes})
-        own = ("slurm", "unshare --net", "sh -c hostname", "setpriv")
+        own = ("slurm", "sshd", "/usr/sbin/sshd", "unshare --net", "sh -c hostname", "setpriv")
         return [line for line in found if not line.split(" ", 1)[1].startswith(own)]
 
     def start_controller(self) -> None:
@@ -243,12 +260,18 @@ class SlurmNodes:
         for device in devices:  # as /dev/null is: Slurm takes it for a GPU's
             os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
         (self.folder / "gres.conf").write_text("".join(f"Name=gpu File={device}\n" for device in devices))
+        for name in ("host_key", "user_key"):
+            key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name)]
+            subprocess.run(key, check=True)
+        (self.folder / "sshd.conf").write_text(SSHD.format(folder=self.folder))
+        (self.folder / "ssh.conf").write_text(SSH.format(folder=self.folder))
         hosts = "".join(f"{address} {name}\n" for name, address in ADDRESSES.items())
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
 
     def _boot(self, node: str) -> None:
         # The shell is the node's first process: it waits for the processes that have lost their parents.
-        script = f"echo up && read line && {{ slurmd -D -N {node} & wait; }}"
+        sshd = f"mkdir -p /run/sshd && $(command -v sshd) -D -f {self.folder}/sshd.conf"
+        script = f"echo up && read line && {{ {sshd} & slurmd -D -N {node} & wait; }}"
         self._hold(node, script, "--pid", "--fork", "--kill-child", "--mount-proc")
         self._connect(node)
         stdin = self._holders[node].stdin
@@ -257,7 +280,9 @@ class SlurmNodes:
         stdin.flush()
 
     def _hold(self, name: str, script: str, *spaces: str) -> None:
-        own = f"hostname {name} && mount --bind {self.folder}/hosts /etc/hosts && ip link set lo up"
+        files = {"hosts": "/etc/hosts", "ssh.conf": "/etc/ssh/ssh_config"}
+        binds = [f"mount --bind {self.folder}/{file} {path}" for file, path in files.items()]
+        own = " && ".join([f"hostname {name}", *binds, "ip link set lo up"])
         shared = "mount -t tmpfs -o mode=1777,size=256m tmpfs /dev/shm"
         shared += f" && mount -t tmpfs -o mode=0700,size=256m tmpfs {self.home}"
         with (self.folder / "output.log").open("ab") as log:

@@ -54,6 +54,8 @@ class JobLauncher(ABC):
 
     environment: Mapping[str, str] = os.environ
     """The variables of the commands that it runs."""
+    watch_seconds: float | None = None
+    """How often to look at the job while programs run that do not end with it, as those of ssh."""
 
     def __init__(self, plan: bytes, allocation: str = "") -> None:
         self.plan = plan
@@ -77,6 +79,10 @@ class JobLauncher(ABC):
     @abstractmethod
     def commands(self, nodes: Sequence[str]) -> list[list[str]]:
         """Return the commands that run the programs: one for all nodes, or one for each."""
+
+    def describe_exit(self, node: str, code: int, printed: Sequence[str]) -> str:
+        """Return why the command of one node has ended; ``printed`` is what it has printed last."""
+        return f"exit code {code}"
 
     def nodes_of(self, job: Job) -> tuple[str, ...]:
         """Return the nodes to use."""
@@ -116,13 +122,19 @@ class JobLauncher(ABC):
             if self.job and (living or not self.allocation):
                 self.cancel()
         except NbdistError as error:
-            print(f"job {self.job} may still run ({error}): look for it, and cancel it", file=sys.stderr)
+            job = self._look()
+            if job is None or next_action(job) != "end":
+                print(f"job {self.job} may still run ({error}): look for it, and cancel it", file=sys.stderr)
         finally:
             end_processes(self.processes)
 
     def _submit(self) -> None:
         with signals_held():
             self.job = self.submit()
+
+    def _pause(self, output: StepOutput) -> float | None:
+        """Return the seconds after which there is something to do, if no line comes."""
+        return QUIET_SECONDS if output.exits else self.watch_seconds
 
     def _look(self) -> Job | None:
         try:
@@ -174,14 +186,24 @@ class JobLauncher(ABC):
             with suppress(BrokenPipeError):  # it has ended; its complaint follows
                 process.stdin.write(self.plan)
                 process.stdin.flush()
-        for number, error, line in lines_of(self.processes, lambda: QUIET_SECONDS if output.exits else None):
+        each = self.watch_seconds is not None  # each node has a command of its own
+        looked = time.monotonic()
+        for number, error, line in lines_of(self.processes, lambda: self._pause(output)):
             if line is None:
                 for progress in output.read_exits():
                     self.report(**progress)
-                continue
-            text = line if len(commands) == 1 else f"{number}: {line}"
-            if found := (output.read_stderr if error else output.read_stdout)(text):
-                self.report(**found)
+            elif not line and each and (code := self.processes[number].wait()):
+                node = output.nodes[number]
+                output.exits[node] = self.describe_exit(node, code, output.printed_by(node))
+            elif line:
+                text = f"{number}: {line}" if each else line
+                if found := (output.read_stderr if error else output.read_stdout)(text):
+                    self.report(**found)
+            if self.watch_seconds is not None and time.monotonic() - looked >= self.watch_seconds:
+                job, looked = self._look(), time.monotonic()
+                if job is not None and next_action(job) == "end":
+                    end_processes(self.processes)
+                    break
         return max(abs(process.wait()) for process in self.processes)
 
 
@@ -189,7 +211,9 @@ LABEL = re.compile(r"\s*(\d+): (.*)", re.DOTALL)
 LOST = re.compile(r"srun: error: Node failure on (\S+)")
 EXITS = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: (.*)")
 BUSY = re.compile(r"srun: (?:Job \S+ )?step creation (?:temporarily|still) disabled, retrying \((.*)\)", re.I)
-NOT_FOUND = re.compile(r"error: execve\(\): (.*): No such file or directory")
+NOT_FOUND = re.compile(
+    r"(?:execve\(\)|line \d+|sh: \d+): (?:exec: )?(.*): (?:No such file or directory|not found)"
+)
 
 
 @dataclass
@@ -259,13 +283,17 @@ class StepOutput:
         """Note that nodes have no program any more; return the progress to report."""
         new = [node for node in nodes if node not in self.lost]
         for node in new:
-            own = [line.removeprefix(f"{node}: ") for line in self.printed if line.startswith(f"{node}: ")]
+            own = self.printed_by(node)
             absent = NOT_FOUND.search(own[-1]) if own else None
             last = f"; its last line: {own[-1]}" if own else ""
             self.lost[node] = (
                 f"there is no {absent[1]}; the nodes need the notebook's Python" if absent else reason + last
             )
         return {"job": self.job, "lost": new, "reason": self.lost[new[0]]} if new else None
+
+    def printed_by(self, node: str) -> list[str]:
+        """Return the last lines that a node has printed."""
+        return [line.removeprefix(f"{node}: ") for line in self.printed if line.startswith(f"{node}: ")]
 
     def _split(self, line: str) -> tuple[str, str]:
         found = LABEL.match(line)
@@ -297,7 +325,8 @@ def call(*command: str, environment: Mapping[str, str] = os.environ, text: str =
     except subprocess.TimeoutExpired:
         raise UnavailableError(f"{command[0]} has not answered within {CALL_SECONDS:.0f} s") from None
     if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        printed = done.stderr.strip() or done.stdout  # some wrappers complain there
+        lines = [line.strip() for line in printed.splitlines() if line.strip()]
         errors = [line for line in lines if ": error: " in line]
         said = (errors[-1:] or lines[:1] or [f"exit code {done.returncode}"])[0]
         raise UnavailableError(said.replace(": error: ", ": "))
@@ -315,7 +344,7 @@ def lines_of(
 ) -> Iterator[tuple[int, bool, str | None]]:
     """Yield the lines of all processes: the number of the process, whether it is of stderr, and the text.
 
-    The text is None after ``quiet()`` seconds without a line.
+    The text is empty at the end of a process's lines, and None after ``quiet()`` seconds without a line.
     """
     pending: dict[int, bytes] = {}
     with selectors.DefaultSelector() as selector:
@@ -335,9 +364,11 @@ def lines_of(
                 if not chunk or len(rest) > LONGEST_LINE:
                     lines, rest = [*lines, rest], b""
                 pending[key.fd] = rest
-                for line in lines:
-                    if line:
-                        yield *key.data, line.decode(errors="replace")
+                for line in filter(None, lines):
+                    yield *key.data, line.decode(errors="replace")
+                number = key.data[0]
+                if not any(one.data[0] == number for one in selector.get_map().values()):
+                    yield number, True, ""
 
 
 def end_processes(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbdist.cluster.launchers import dask, ipyparallel, local, mpi, ray, ssh
+from nbdist.cluster.launchers.batch import request as batch
 from nbdist.cluster.launchers.kubernetes import request as kubernetes
 from nbdist.cluster.launchers.slurm import request as slurm
 from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
@@ -25,6 +26,7 @@ LAUNCHERS: dict[str, LauncherSpec] = {
         mpi.SPEC,
         ssh.SPEC,
         slurm.SPEC,
+        batch.SPEC,
         kubernetes.SPEC,
         dask.SPEC,
         ray.SPEC,
