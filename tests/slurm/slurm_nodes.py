@@ -76,6 +76,7 @@ PasswordAuthentication no
 UsePAM no
 StrictModes no
 PidFile none
+SetEnv NBDIST_HOME={folder}/home/nbdist
 """
 SSH = """
 IdentityFile {folder}/user_key

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from launcher_command import HOST_PROGRAM, KEY, Command, running
 from slurm_nodes import SlurmNodes
+from tiers import exhaustive, matrix
 from waiting import until
 
 from nbdist.cluster.launchers.batch.systems import SYSTEMS
@@ -74,8 +75,9 @@ def test_a_node_that_is_not_reached_is_reported_and_the_others_go_on(slurm: Slur
 
 @pytest.mark.parametrize(
     ("settings", "program", "said"),
-    [
-        (["--queue=nope"], HOST_PROGRAM, "Batch job submission failed: Invalid partition name specified"),
+    matrix(
+        [(["--queue=nope"], HOST_PROGRAM, "Batch job submission failed: Invalid partition name specified")],
+        rest=[
         (["--batch-system=nqs"], HOST_PROGRAM, "no batch_system 'nqs'; choose from pbs, sge, lsf, htcondor"),
         (["--batch-system=lsf"], HOST_PROGRAM, "there is no bsub on the PATH"),
         (["--batch-time=2h"], HOST_PROGRAM, "time '2h' is none of Slurm's forms"),
@@ -84,7 +86,8 @@ def test_a_node_that_is_not_reached_is_reported_and_the_others_go_on(slurm: Slur
         (["--batch-template=/no/job.sh"], HOST_PROGRAM, "batch_template '/no/job.sh' is not a file"),
         (["--parallel-environment=mpi"], HOST_PROGRAM, "parallel environments are SGE's; leave it out"),
         ([], ["/no/python"], "n1: there is no /no/python; the nodes need the notebook's Python"),
-    ],
+        ],
+    ),
 )  # fmt: skip
 def test_what_does_not_start_is_one_sentence(
     slurm: SlurmNodes, settings: list[str], program: list[str], said: str
@@ -96,6 +99,7 @@ def test_what_does_not_start_is_one_sentence(
     assert len(error.splitlines()) == 1
 
 
+@exhaustive
 def test_a_template_is_the_jobs_script(slurm: SlurmNodes, tmp_path: Path) -> None:
     assert slurm.run(*BATCH, "--print-template").stdout == TEMPLATE
     template = tmp_path / "job.sh"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,3 +50,15 @@ def test_a_job_that_is_refused_or_ends_is_one_sentence(client: Actor, slurm: Slu
     error, text = client.do(do="start", launcher="slurm", nodes=3, partition="nowhere")
     assert error == "UnavailableError"
     assert "invalid partition" in text.lower()
+
+
+@pytest.mark.skipif(not shutil.which("qsub"), reason="no qsub here: apt-get install slurm-wlm-torque")
+def test_a_cluster_in_a_job_of_pbs_trains_and_ends(client: Actor, slurm: SlurmNodes) -> None:
+    started = client.do(do="start", launcher="batch", batch_nodes=2, batch_time="30", ps=1)
+    assert started["nodes"] == ["n1", "n2", "n1"], started
+    assert client.do(do="train", strategy="ps")["error"] is None
+    slurm.kill("n2")
+    *ended, seconds = client.do(do="dead", ranks=[1])
+    assert ended == ["host n2 was lost: it has ended, or was cut off from this one"]
+    assert seconds < limit(10)
+    assert client.do(do="stop") < limit(5)

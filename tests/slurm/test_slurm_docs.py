@@ -1,4 +1,4 @@
-"""The transcripts of docs/slurm.md: what its commands print on a real Slurm.
+"""The transcripts of docs/slurm.md and docs/batch.md: what their commands print on a real Slurm.
 
 NBDIST_WRITE_TRANSCRIPTS=1 python -m pytest tests/slurm/test_slurm_docs.py      # writes them anew
 """
@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from slurm_nodes import SlurmNodes
+from tiers import matrix
 from waiting import until
 
 pytestmark = pytest.mark.netns
 
-PAGE = Path(__file__).parents[2] / "docs" / "slurm.md"
+DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 FIRST_JOB = 12
 
@@ -47,8 +49,12 @@ class Transcript:
         return found[0].replace(number, self.jobs.setdefault(number, str(FIRST_JOB + len(self.jobs))))
 
 
-def test_the_transcripts_are_what_slurm_prints(slurm: SlurmNodes) -> None:
-    page = PAGE.read_text()
+@pytest.mark.parametrize("name", matrix(["slurm"], rest=["batch"]))
+def test_the_transcripts_are_what_slurm_prints(slurm: SlurmNodes, name: str) -> None:
+    if name == "batch" and not shutil.which("qsub"):
+        pytest.skip("no qsub here: apt-get install slurm-wlm-torque")
+    path = DOCS / f"{name}.md"
+    page = path.read_text()
     transcript = Transcript(slurm)
 
     def block(found: re.Match[str]) -> str:
@@ -58,5 +64,5 @@ def test_the_transcripts_are_what_slurm_prints(slurm: SlurmNodes) -> None:
 
     written = BLOCK.sub(block, page)
     if os.environ.get("NBDIST_WRITE_TRANSCRIPTS"):
-        PAGE.write_text(written)
+        path.write_text(written)
     assert written == page
