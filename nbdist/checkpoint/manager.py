@@ -147,6 +147,8 @@ class CheckpointManager:
     - ``folder``, ``interval``: where states are written while it trains, and how often; None: they are not
     - ``write``: the file of the state at the end; None for none
     - ``read``: the file to continue from, or several, the newest first
+    - ``last``: in how many seconds one more state is due, whatever the interval, before the end of the job
+      that the process is in; None for none. 0 or less: after the next step
     - ``clock``: returns the seconds that intervals are measured with
 
     All calls come from the training thread. What the disk refuses is printed there, once, and is in ``error``
@@ -163,6 +165,7 @@ class CheckpointManager:
         *,
         write: Path | None = None,
         read: Path | Sequence[Path] | None = None,
+        last: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder, self.interval, self.target = folder, interval, write
@@ -175,6 +178,8 @@ class CheckpointManager:
         self.error: str | None = None
         """Why the newest state could not be written."""
         self._clock, self._step, self._when = clock, 0, clock()
+        self._last = None if last is None else clock() + last
+        self._was_last = False
         self._thread: threading.Thread | None = None
         self._copies: Mapping[str, Array] = {}
         self._reported = set[str]()
@@ -187,7 +192,25 @@ class CheckpointManager:
     @property
     def saves(self) -> bool:
         """Whether states are written while the run trains."""
-        return self.interval is not None
+        return self.interval is not None or self._last is not None or self._was_last
+
+    @property
+    def ends_with_state(self) -> bool:
+        """Whether a training leaves a state at its end: not one of which nothing has been saved yet."""
+        return self.interval is not None or self._was_last
+
+    def are_asked_for(self) -> bool:
+        """Return whether the run was asked to write states, or to continue one.
+
+        It is called for a training that can do neither. A state that is only due before the end of the job is
+        left out then, which is printed.
+        """
+        if self._last is not None:
+            self._last = None
+            self._say(
+                "left out", "this training has no state that could be written before the hosts' job ends"
+            )
+        return self.interval is not None or self.read is not None
 
     def load(self, read: Callable[[Path], T]) -> T:
         """Return the content of the newest state that is whole; those before it in ``read`` are dropped.
@@ -210,6 +233,8 @@ class CheckpointManager:
 
     def is_due(self, step: int) -> bool:
         """Return whether to call :meth:`save` now, before the step after ``step``."""
+        if self._last is not None and step > self._step and self._clock() >= self._last:
+            return True
         if self.interval is None:
             return False
         if self._thread is not None and not self._thread.is_alive():
@@ -243,6 +268,9 @@ class CheckpointManager:
     def _save(self, training: int, step: int, snapshot: Snapshot, folder: Path) -> None:
         self._wait()
         self.begin(step)
+        if self._last is not None and self._clock() >= self._last:
+            self._last, self._was_last = None, True
+            print(f"a state is written after step {step}: the job of the hosts ends soon")
         own = snapshot.copied(self._copies)
         self._copies = own.tensors
         path = folder / f"state-{training:04d}-{step:012d}.safetensors"

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nbdist.cluster import task_setup as tasks
 from nbdist.cluster.affinity import bound_cores
@@ -30,9 +30,11 @@ from nbdist.cluster.folder import (
 )
 from nbdist.cluster.host_status import host_rows, tasks_named
 from nbdist.cluster.hub import HubEngines, check_versions, close_client, connect_client
+from nbdist.cluster.next_job import NextJob
 from nbdist.cluster.resize import ReplaceTask, check_unused, describe_replacement, grow, shrink
 from nbdist.cluster.resources import count_cores
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
+from nbdist.cluster.time_limits import save_time
 from nbdist.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -78,7 +80,7 @@ class Cluster:
         self.id = folder.name
         self.folder = folder
         self.keys = keys
-        self.client = client
+        self._client = client
         self._supervisor = supervisor
         self._members = Members(roster, keys, supervisor, self._await_hub)
         self._sender = CallSender(client)
@@ -88,6 +90,8 @@ class Cluster:
         self._ended = False
         self.stopped = False
         """Whether this process has stopped the cluster or closed its connection to it."""
+        self.on_next_job: Callable[[], object] | None = None
+        """What is called when the tasks have started again on the hosts of another job (``requeue``)."""
         self.active_runs: set[str] = set()
         """Runs of this process that are under way here; with one, the cluster outlives the process."""
         set_current(self)
@@ -114,7 +118,10 @@ class Cluster:
         keys = ClusterKeys.load(folder / "keys")
         supervisor = SupervisorClient.connect(folder)
         client = connect_client(folder / "security" / f"ipcontroller-{folder.name}-client.json", timeout)
-        return cls(folder, description.tasks, keys, supervisor, client, owner=False)
+        cluster = cls(folder, description.tasks, keys, supervisor, client, owner=False)
+        if supervisor.requeues:
+            NextJob(cluster, supervisor, print).start()
+        return cluster
 
     @classmethod
     def current(cls) -> Cluster:
@@ -125,6 +132,29 @@ class Cluster:
                 "nb.start_cluster(workers=2), or attach to one"
             )
         return _latest
+
+    @property
+    def client(self) -> Any:
+        """ipyparallel's client; to read it counts as a use of the cluster."""
+        self._supervisor.note_use()
+        return self._client
+
+    @property
+    def saves_at(self) -> float | None:
+        """When runs write a state for the end of the hosts' job, in seconds since 1970; None if never.
+
+        cluster.saves_at
+        """
+        before = read_description(self.folder).asked.get("save_before", 0.0)
+        return save_time(self._supervisor.ends, before)
+
+    def unused_left(self) -> float | None:
+        """Return in how many seconds the cluster ends if nothing uses it (``idle``); None for no limit.
+
+        cluster.unused_left()
+        1740.0
+        """
+        return cast("float | None", self._supervisor.ask("watch").get("unused_left"))
 
     @property
     def tasks(self) -> list[TaskInfo]:
@@ -168,6 +198,7 @@ class Cluster:
             [1024, 1024]
         """
         self._check_up()
+        self._supervisor.note_use()
         ranks = self._members.ranks(on)
         infos = {info.rank: info for info in self.tasks}
         died = partial(self._members.deaths, infos)
@@ -207,6 +238,7 @@ class Cluster:
         if self._ended:
             raise UnavailableError(f"rank {rank} has ended: cluster {self.id} was stopped here")
         self._check_up()
+        self._supervisor.note_use()
         peers: dict[int, Peer] = self._connections.__dict__.setdefault("peers", {})
         info = find_rank(tuple(self.tasks), rank)
         if rank in peers and peers[rank].address != info.address:  # it was replaced
@@ -381,6 +413,10 @@ class Cluster:
             )
         self.close()
 
+    def is_between_jobs(self) -> bool:
+        """Return whether all tasks are dead, and start again on the hosts of a job that was submitted."""
+        return self._supervisor.requeues and bool(self._supervisor.awaits_job or self._supervisor.hosts)
+
     def _tasks_named(self, task: int | str) -> list[TaskInfo]:
         """Return the task of a rank or a name, or the tasks of a host."""
         tasks = self.tasks
@@ -428,7 +464,7 @@ class Cluster:
         atexit.unregister(self._stop_at_exit)
         for peer in list(self._peers):
             peer.close()
-        close_client(self.client)
+        close_client(self._client)
 
     def _stop_at_exit(self) -> None:
         if os.getpid() != self._process:  # in a child that this process has forked
@@ -440,7 +476,7 @@ class Cluster:
 
     def _await_hub(self) -> None:
         if not self.stopped:  # a message to a task must not go to its old engine
-            HubEngines(self.client).wait(HUB_SECONDS)
+            HubEngines(self._client).wait(HUB_SECONDS)
 
     def _check_up(self) -> None:
         if self.stopped:

@@ -81,15 +81,33 @@ def describe_host(row: Row) -> str:
     return f"{name} ({row['address']}): {', '.join(filter(None, parts))}"
 
 
-def time_left(ends: float | None, now: float) -> str:
-    """Return when the job of the hosts ends, in words; "" if that is not known.
+def time_left(
+    ends: float | None, now: float, saves_at: float | None = None, unused_left: float | None = None
+) -> str:
+    """Return a cluster's limits of time in words; "" if it has none.
+
+    - ``ends``: when the job of the hosts ends; ``saves_at``: when runs write a state for that
+    - ``unused_left``: in how many seconds it ends if nothing uses it
 
     >>> time_left(8000.0, 3680.0), time_left(8000.0, 9000.0), time_left(None, 0.0)
     ('job ends in 1 h 12 min', 'job has ended', '')
+    >>> time_left(8000.0, 3680.0, saves_at=7700.0)
+    'job ends in 1 h 12 min; runs write a state in 1 h 07 min'
+    >>> time_left(8000.0, 7900.0, saves_at=7700.0)
+    'job ends in 1 min 40 s; runs were to write a state 3 min 20 s ago'
+    >>> time_left(None, 0.0, unused_left=90.0)
+    'stops in 1 min 30 s without use'
     """
-    if ends is None:
-        return ""
-    return f"job ends in {duration(ends - now)}" if ends > now else "job has ended"
+    parts = []
+    if ends is not None:
+        parts.append(f"job ends in {duration(ends - now)}" if ends > now else "job has ended")
+        if saves_at is not None and ends > now:
+            due = f"write a state in {duration(saves_at - now)}"
+            past = f"were to write a state {duration(now - saves_at)} ago"
+            parts.append(f"runs {due if saves_at > now else past}")
+    if unused_left is not None:
+        parts.append(f"stops in {duration(unused_left)} without use")
+    return "; ".join(parts)
 
 
 def tasks_named(tasks: Sequence[TaskInfo], name: int | str, hosts: Iterable[str]) -> list[TaskInfo]:

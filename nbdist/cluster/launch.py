@@ -33,6 +33,7 @@ from nbdist.cluster.hub import (
 from nbdist.cluster.late_hosts import LateHosts
 from nbdist.cluster.launchers.registry import AUTO, all_settings, choose_launcher
 from nbdist.cluster.launchers.spec import LauncherSpec
+from nbdist.cluster.next_job import NextJob
 from nbdist.cluster.placement import check_least, place, worker_slots
 from nbdist.cluster.resources import (
     HERE,
@@ -46,6 +47,7 @@ from nbdist.cluster.resources import (
 )
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
 from nbdist.cluster.supervisor.process import IdleTimeout
+from nbdist.cluster.time_limits import LEAST_UNUSED, SAVE_BEFORE, parse_seconds
 from nbdist.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
@@ -81,6 +83,9 @@ def start_cluster(
     report: Report | None = print,
     detached: bool = False,
     orphan_timeout: float | None = None,
+    idle: str | float | None = None,
+    save_before: str | float | None = None,
+    requeue: bool = False,
     **settings: Any,
 ) -> Cluster:
     """Start a cluster of tasks and return it when the Server of every task answers.
@@ -116,6 +121,14 @@ def start_cluster(
     - ``detached``: whether the cluster lives until it is stopped, whatever its clients do
     - ``orphan_timeout``: seconds, above 0, after which a cluster without a client ends. None: 60 s when no
       run uses it, and 3,600 s in any case. A number is used for both
+    - ``idle``: a time such as "30m", or seconds, from 1 s, after which a cluster that no cell and no run has
+      used ends, and releases its hosts; None for never. docs/hosts.md says what counts as use
+    - ``save_before``: a time such as "5m", or seconds: runs write a state so long before the job of their
+      hosts ends, where that is known (Slurm, Kubernetes), also without ``checkpoint_every``; 0 for none. None
+      for 5 minutes
+    - ``requeue``: whether the job of the hosts is submitted again when it has no time left, or was preempted.
+      The tasks start again on its hosts then, and a run that this process follows continues from its newest
+      state (docs/slurm.md)
     - ``settings``: settings of the launcher, if it has any (see ``%cluster --help``)
 
     The cluster ends with this process, unless a run on it is under way (or it is detached). Other processes
@@ -144,6 +157,15 @@ def start_cluster(
         raise InvalidArgumentError(f"timeout is a number of seconds above 0, not {timeout!r}")
     if orphan_timeout is not None and not orphan_timeout > 0:
         raise InvalidArgumentError(f"orphan_timeout is a number of seconds above 0, not {orphan_timeout!r}")
+    unused = None if idle is None else parse_seconds("idle", idle, LEAST_UNUSED)
+    before = SAVE_BEFORE if save_before is None else parse_seconds("save_before", save_before)
+    if save_before is not None and before and not spec.timed:
+        raise InvalidArgumentError(
+            f"save_before={save_before!r}: with launcher {spec.name!r} no time is known at which a job ends; "
+            "leave it out, and start runs with --checkpoint-every"
+        )
+    if requeue and (refusal := spec.not_requeued(settings)):
+        raise InvalidArgumentError(f"requeue with launcher {spec.name!r}: {refusal}; leave it out")
     spec.check()
     asked = {
         "launcher": spec.name,
@@ -151,6 +173,7 @@ def start_cluster(
         "gpu_memory": gpu_memory,
         "threads": threads,
         "memory": memory,
+        "save_before": before,
         **settings,
     }
     if hosts and data:
@@ -174,11 +197,15 @@ def start_cluster(
         start = _Startup(
             _Wanted(slots, least, ps + data, gpus, planned), plans, cluster_id or new_id(), timeout,
             report or (lambda line: None), spec, settings, asked,
+            {"idle": unused, "save_before": before, "requeue": requeue},
         )  # fmt: skip
         cluster = start.run(None if detached else IdleTimeout.of(orphan_timeout))
     if binding := describe_binding({f"{plan.job}:{plan.index}": plan.environment for plan in start.plans}):
         start.report(binding)
     start.report(f"ready in {time.monotonic() - start.begun:.1f} s")
+    if requeue:
+        start.connected().requeues = True
+        NextJob(cluster, start.connected(), start.report).start()
     if awaited := {name: start.wanted.slots[name] for name in start.awaited()}:
         start.report(f"{', '.join(awaited)} may come later, and join then")
         LateHosts(cluster, start.connected(), awaited, start.missing, spec, start.report).start()
@@ -244,12 +271,13 @@ class _Startup:
         launcher: LauncherSpec,
         settings: dict[str, Any],
         asked: dict[str, Any],
+        limits: dict[str, Any],
     ) -> None:
         self.wanted, self.plans = wanted, plans or ()
         self.hosts = [] if plans is not None else list(wanted.slots)
         self.missing: dict[str, str] = {}
         """Why a host has not joined, by its name."""
-        self.launcher, self.settings, self.asked = launcher, settings, asked
+        self.launcher, self.settings, self.asked, self._limits = launcher, settings, asked, limits
         self.timeout = timeout
         self.report = report
         self.begun = self.phase_begun = time.monotonic()
@@ -295,6 +323,7 @@ class _Startup:
             "timeout": self.timeout,
             "launcher": self.launcher.name,
             "settings": self.settings,
+            **self._limits,
             "tasks": [plan.to_dict() for plan in self.plans],
             "expected": self.wanted.room(self.wanted.slots) + self.wanted.others,
             "hosts": self.hosts,

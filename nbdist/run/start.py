@@ -49,6 +49,9 @@ from nbdist.run.values.push import Packed
 from nbdist.runtime.task import TaskInfo, segment_prefix
 from nbdist.wire.hosts import host_identity
 
+LOOK_SECONDS = 0.2  # between two looks at a cluster, or a run, that is awaited
+END_SECONDS = 30.0  # for a run that has lost its tasks to end
+
 _prepared: set[int] = set()
 """Incarnations of the tasks that have their agent: a later cluster may have the id of an earlier one."""
 
@@ -112,8 +115,9 @@ def start_run(
         record = _record(run_id, body, options, cluster, workers)
         try:
             ownership.begin()
-            write_run(record, wait=options.checkpoint_every is not None)
-            if options.checkpoint_every is not None:
+            saves = options.checkpoint_every is not None or cluster.saves_at is not None
+            write_run(record, wait=saves)
+            if saves:
                 record_body(folder, original, inputs, first_line)
         except OSError as error:
             raise _unwritable(folder, error) from error
@@ -184,6 +188,7 @@ def start_run(
         mirror.close()
         shutil.rmtree(run_folder(run_id), ignore_errors=True)
         raise
+    cluster.on_next_job = partial(continue_lost, run)
     return opened(run, make_view)
 
 
@@ -488,6 +493,10 @@ def cluster_for(record: RunFile, report: Callable[[str], object] = print, detach
     """Return a cluster to continue a run on: this process's, the run's own, or a new one of the same size."""
     with suppress(NotFoundError):
         current = Cluster.current()
+        if current.dead() and current.is_between_jobs():
+            report(f"run {record.id} waits for the job of cluster {current.id}")
+            while current.dead() and current.is_between_jobs():
+                time.sleep(LOOK_SECONDS)
         ended = current.controller_died()
         if not ended and len(current.dead()) < len(current.tasks):
             return current
@@ -508,6 +517,21 @@ def cluster_for(record: RunFile, report: Callable[[str], object] = print, detach
     servers = sum(info.job == "ps" for info in members)
     report(f"starting a cluster like that of run {record.id}, with {workers} workers and {servers} ps")
     return start_cluster(workers=workers, ps=servers, detached=detached, report=report)
+
+
+def continue_lost(run: Run) -> None:
+    """Continue a run whose hosts' job was over: its tasks have started again on those of the next job."""
+    deadline = time.monotonic() + END_SECONDS
+    while not run.over and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    if run.status != "failed" or not isinstance(run.error, TaskDiedError):
+        return
+    try:
+        new = resumed(run)
+    except NbdistError as error:
+        print(f"run {run.id} does not continue: {error}")
+    else:
+        print(f"run {run.id} continues as run {new.id}: nb.attach({new.id!r}) shows it")
 
 
 def resumed(run: Run) -> Run:

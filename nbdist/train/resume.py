@@ -98,7 +98,7 @@ class TrainingStates(CheckpointManager):
                 f"strategy {strategy.name} cannot continue a training from {self.read}: train anew, without "
                 "it, or between-graph"
             )
-        if self.saves:
+        if self.are_asked_for():
             raise InvalidArgumentError(
                 f"strategy {strategy.name} cannot save the state of a training: drop --checkpoint-every"
             )

@@ -286,7 +286,7 @@ class ResumeAdapter:
         states.cut = states.cut or self._stopped_before or (cut_short and not self._history.stop_training)
         if not leaves:
             return
-        if states.saves:
+        if states.ends_with_state:
             with contextlib.suppress(StepStopped):  # others have left before its last step: an older state
                 states.save(*self._moment, lambda: self._now(replica, cursor).snapshot())
             states.finish()

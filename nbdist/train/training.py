@@ -174,7 +174,8 @@ def opened_loop(
             "a loop of one's own over a model of another framework has one replica in a process: drop "
             "devices="
         )
-    if context.states is not None and dataset is not None and dataset.endless:
+    endless = dataset is not None and dataset.endless
+    if context.states is not None and endless and context.states.are_asked_for():
         raise InvalidArgumentError(
             "the data repeats for ever, so a loop of one's own over it has no passes that a run could save "
             "or continue: drop .repeat(), or train with fit(steps_per_epoch=...)"
@@ -538,7 +539,7 @@ class Training:
 
 def _require_no_place(context: Context) -> None:
     """Raise for a run that needs the place in the data of a loop that brings batches of its own."""
-    if context.states is not None:
+    if context.states is not None and context.states.are_asked_for():
         raise InvalidArgumentError(
             "a loop that brings batches of its own has no place in its data that a run could save or "
             "continue: begin with a pass over batches(data), or drop --checkpoint-every and --resume"

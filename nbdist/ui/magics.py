@@ -212,7 +212,8 @@ class DistributedMagics(Magics):  # type: ignore[misc]
     def _status(self, line: str) -> None:
         cluster = Cluster.current()
         print(repr(cluster))
-        print(status_text(cluster.status(), cluster.hosts(), time.time()))
+        limits = (cluster.saves_at, cluster.unused_left())
+        print(status_text(cluster.status(), cluster.hosts(), time.time(), *limits))
 
     def _attach(self, line: str) -> Cluster:
         return report_runs(Cluster.attach(line.strip() or None))
@@ -242,7 +243,13 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         print(examine(**options))
 
 
-def status_text(tasks: Sequence[Mapping[str, Any]], hosts: Sequence[dict[str, Any]], now: float) -> str:
+def status_text(
+    tasks: Sequence[Mapping[str, Any]],
+    hosts: Sequence[dict[str, Any]],
+    now: float,
+    saves_at: float | None = None,
+    unused_left: float | None = None,
+) -> str:
     """Return the tasks of a cluster as a table, below the name of their host if other hosts have tasks.
 
     >>> task = dict.fromkeys(("pid", "device", "address", "cores", "ended"), "")
@@ -267,9 +274,10 @@ def status_text(tasks: Sequence[Mapping[str, Any]], hosts: Sequence[dict[str, An
         cells = ((f"{text:<{width}}" for text, width in zip(row, widths, strict=True)) for row in rows)
         return [f"{indent}{'  '.join(row).rstrip()}" for row in cells]
 
+    ends = next((host["ends"] for host in hosts if host["ends"]), None)
+    lines = [time_left(ends, now, saves_at, unused_left)]
     if not any(host["name"] for host in hosts):
-        return "\n".join(table([head, *rows.values()]))
-    lines = [time_left(next((host["ends"] for host in hosts if host["ends"]), None), now)]
+        return "\n".join(filter(None, [*lines, *table([head, *rows.values()])]))
     for number, host in enumerate(hosts):
         own = [rows[rank] for rank in host["tasks"] if rank in rows]
         lines += [describe_host(host), *table([head, *own] if number == 0 else own, "  ")]

@@ -12,8 +12,10 @@ from typing import Any
 from actor import serve
 
 import nbdist as nb
+from nbdist.checkpoint.manager import state_files
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.launch import start_cluster
+from nbdist.metrics.run_folder import read_run, run_folder
 from nbdist.ui.magics import status_text
 
 phases: list[str] = []
@@ -97,10 +99,48 @@ def background(epochs: int) -> str:
     return run.id
 
 
+BODY = """
+x, y, *_ = nb.data.digits()
+model = nb.nn.Sequential([nb.nn.Flatten(), nb.nn.Dense(10, activation="softmax")])
+model.compile("adam", "sparse_categorical_crossentropy")
+model.fit(nb.data.Dataset.from_arrays(x, y).batch(8), epochs={epochs})
+"""
+
+
+def cell(epochs: int) -> str:
+    """Begin a training in the background, as a cell that can be resumed; return its run's id."""
+    return nb.launch(BODY.format(epochs=epochs), strategy="multi_worker", background=True).id
+
+
 def attach(run: str) -> list[str]:
     """Attach to the newest cluster, and return its tasks' hosts; `finish` follows the run."""
     following.append(run)
     return nodes(Cluster.attach())
+
+
+def state_of(run: str, seconds: float = 20.0) -> list[str]:
+    """Wait until a run's state is in this host's folder; return the names of its states."""
+    begun, pause = time.monotonic(), threading.Event()
+    while not (found := state_files(run_folder(run))) and time.monotonic() < begun + seconds:
+        pause.wait(0.05)
+    return [path.name for path in found]
+
+
+def next_run(run: str, seconds: float = 20.0) -> dict[str, Any]:
+    """Wait for the run that continues one, to its end; return its tasks' hosts, error, steps and lines."""
+    begun, pause = time.monotonic(), threading.Event()
+    found: list[Any] = []
+    while not found and time.monotonic() < begun + seconds:
+        found = [one.id for one in nb.runs() if read_run(one.id).resumed_from == run]
+        pause.wait(0.1)
+    if not found:
+        ended = [row["ended"] for row in Cluster.current().status()]
+        return {"phases": phases, "ended": ended, "runs": [(one.id, one.status) for one in nb.runs()]}
+    continued = nb.attach(found[0])
+    continued.wait()
+    error = continued.error and str(continued.error)
+    steps = {"steps": continued.global_step, "resumed": continued.tally.resumed_steps}
+    return {"nodes": nodes(Cluster.current()), "error": error, **steps, "phases": phases}
 
 
 def finish() -> dict[str, Any]:
@@ -179,7 +219,22 @@ def stop() -> float:
 
 
 ORDERS = (
-    *(start, reports, run, chdir, train, background, attach, finish, kill, dead, restart),
+    *(
+        start,
+        reports,
+        run,
+        chdir,
+        train,
+        background,
+        attach,
+        finish,
+        kill,
+        dead,
+        restart,
+        state_of,
+        next_run,
+        cell,
+    ),
     *(grow, grown, shrink, keys, kill_supervisor, rest, status, seconds_left, stop),
 )
 serve({one.__name__: one for one in ORDERS})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.netns
 
 ACTOR = Path(__file__).parents[1] / "hosts" / "cluster_actor.py"
 LEAVE_SECONDS = 30.0
+EPOCHS, STEPS = 20, 180  # of the digits, in batches of 8
 
 
 @pytest.fixture
@@ -44,6 +46,26 @@ def test_a_cluster_in_a_job_trains_survives_a_node_and_ends(client: Actor, slurm
     assert client.do(do="restart")[1:] == ["n1", "n2", "n2", "n1"]
     assert client.do(do="train", strategy="multi_worker")["error"] is None
     assert client.do(do="stop") < limit(5)
+
+
+def test_a_run_continues_in_the_job_that_follows_a_failed_one(client: Actor, slurm: SlurmNodes) -> None:
+    settings = {"nodes": 2, "time": "10", "sbatch": "--no-kill=off"}
+    started = client.do(do="start", launcher="slurm", save_before="599s", requeue=True, **settings)
+    assert started["nodes"] == ["n1", "n2"]
+    (job,) = slurm.jobs()
+    run = client.do(do="cell", epochs=EPOCHS)
+    states = client.do(do="state_of", run=run)
+    assert states  # it was started without --checkpoint-every
+    slurm.run("scontrol", "update", "NodeName=n1", "State=DOWN", "Reason=test")
+    found = client.do(do="next_run", run=run)
+    assert found.get("error", "") is None, found
+    assert found["nodes"] == ["n1", "n2"]
+    assert found["steps"] == EPOCHS * STEPS
+    assert found["resumed"] == int(states[0].split("-")[2].split(".")[0])
+    assert f"job {job} lost a node; another one is submitted" in found["phases"]
+    assert client.do(do="stop") < limit(5)
+    for node in ("n1", "n2"):  # what tasks that were killed have left
+        subprocess.run([*slurm.inside(node), "rm", "-rf", f"{slurm.home}/nbdist/spool"], check=True)
 
 
 def test_a_job_that_is_refused_or_ends_is_one_sentence(client: Actor, slurm: SlurmNodes) -> None:

@@ -15,6 +15,7 @@ from slurm_nodes import NODES, SlurmNodes
 from waiting import limit, until
 
 from nbdist.cluster.launchers.slurm.request import TEMPLATE, JobRequest
+from nbdist.cluster.launchers.spec import JOB_OVER
 
 pytestmark = pytest.mark.netns
 
@@ -189,7 +190,7 @@ def test_the_time_limit_ends_a_job(slurm: SlurmNodes) -> None:
         job = command.one("up")["job"]
         # Slurm looks for such jobs twice a minute.
         slurm.run("scontrol", "update", f"JobId={job}", "EndTime=now+1seconds")
-        assert command.ended() == (1, f"job {job} reached its time limit of 0:01:00")
+        assert command.ended() == (JOB_OVER, f"job {job} reached its time limit of 0:01:00")
 
 
 def test_a_template_is_obeyed_and_settings_have_precedence(slurm: SlurmNodes, tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
     parser = command_line("slurm", SETTINGS)
     sys.exit(run_command(SETTINGS, given, lambda plan: SlurmLauncher(request, plan).run))
 
-It ends with 1 and a sentence on its standard error if it cannot go on, and with 143 after SIGTERM, SIGINT or
-SIGHUP, when it has ended what it had started.
+It ends with a sentence on its standard error if it cannot go on: with 75 if another job may, else with 1. It
+ends with 143 after SIGTERM, SIGINT or SIGHUP, when it has ended what it had started.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from nbdist.cluster.launchers.spec import LauncherSetting
-from nbdist.errors import InvalidArgumentError, NbdistError
+from nbdist.cluster.launchers.spec import JOB_OVER, LauncherSetting
+from nbdist.errors import InvalidArgumentError, NbdistError, UnavailableError
 
 LONGEST_LINE = 1 << 20  # bytes
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -70,7 +70,7 @@ def exit_code(run: Callable[[], None]) -> int:
         run()
     except NbdistError as error:
         print(error, file=sys.stderr)
-        return 1
+        return JOB_OVER if isinstance(error, JobIsOverError) else 1
     except (Ended, BrokenPipeError):  # the pipe of a reader that has ended
         return 128 + signal.SIGTERM
     return 0
@@ -81,6 +81,10 @@ def check_settings(settings: Sequence[LauncherSetting], given: Mapping[str, Any]
     for one in settings:
         if given[one.name] != one.default:
             one.check(given[one.name])
+
+
+class JobIsOverError(UnavailableError):
+    """The job is over through no fault of its own: another one may follow."""
 
 
 class Ended(BaseException):

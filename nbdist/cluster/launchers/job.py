@@ -25,8 +25,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbdist.cluster.launchers.command import END_SIGNALS, LONGEST_LINE, signals_held
+from nbdist.cluster.launchers.command import END_SIGNALS, LONGEST_LINE, JobIsOverError, signals_held
 from nbdist.cluster.launchers.slurm.status import (
+    REPEATED,
     Job,
     describe_end,
     describe_waiting,
@@ -39,7 +40,7 @@ HOST_PROGRAM = (sys.executable, "-m", "nbdist.cluster.supervisor.host")
 CALL_SECONDS = 60.0  # until a command of the batch system counts as hanging
 FIRST_POLL, LAST_POLL = 0.25, 30.0  # seconds between two looks at the queue
 QUIET_SECONDS = 0.5  # without a line, until the last line of a program that has ended is taken for its last
-SETTLE_SECONDS = 10.0  # until a job that is ending is described by what is known of it
+SETTLE_SECONDS = 60.0  # until a job that is ending is described by what is known of it
 END_SECONDS = 10.0  # that the programs have, after SIGTERM
 LINES = 50  # of all programs together, that are kept to name a cause
 PR_SET_PDEATHSIG = 1
@@ -105,7 +106,8 @@ class JobLauncher(ABC):
                     if code:
                         raise UnavailableError(f"the step of job {job.id} failed. {output.cause(code)}")
                     return
-            raise UnavailableError(describe_end(job))
+            error = JobIsOverError if job.state in REPEATED else UnavailableError
+            raise error(describe_end(job))
         finally:
             self.end()
 
@@ -158,7 +160,7 @@ class JobLauncher(ABC):
     def _settle(self) -> Job:
         """Return the job when its programs have ended: one that ends does not say at once how."""
         deadline = time.monotonic() + SETTLE_SECONDS
-        while (job := self._look()) is None or job.state == "COMPLETING":
+        while (job := self._look()) is None or job.is_ending:
             if time.monotonic() > deadline:
                 return job or Job(self.job, "UNKNOWN")
             time.sleep(FIRST_POLL)

@@ -85,11 +85,18 @@ class HostCommand:
     - ``{"hosts": ["n1", "n2"], "seconds_left": 7200}``: the real names of its hosts, which come now, and the
       time that they have
     - ``{"lost": ["n2"]}``: hosts that have gone
+
+    It ends with status `JOB_OVER` if its job has no time left or was preempted, say: with ``requeue`` it is
+    run again then.
     """
 
     argv: tuple[str, ...]
     hosts: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+
+
+NO_JOB = "its hosts are in no job that could be submitted again"
+JOB_OVER = 75  # EX_TEMPFAIL: how a command ends whose job is over through no fault of its own
 
 
 def no_commands(settings: Mapping[str, Any], hosts: Sequence[str]) -> tuple[HostCommand, ...]:
@@ -136,6 +143,9 @@ class LauncherSpec:
       it does not
     - ``tries_again``: whether the command of a host that did not come may be run again. Not where one command
       brings up several hosts, since it would take all of their job a second time
+    - ``timed``: whether its commands report when the job of their hosts ends (``seconds_left``)
+    - ``not_requeued(settings)`` returns why its command cannot be run again when the job of its hosts is
+      over; "" if it can
     - ``hosts(settings)`` returns the hosts that the tasks are placed on, and how many workers each may have;
       none for the client's own
     - ``commands(settings, names)`` returns the commands that bring up the supervisors of these hosts
@@ -153,6 +163,8 @@ class LauncherSpec:
     check: Callable[[], None] = field(default=lambda: None)
     settings: tuple[LauncherSetting, ...] = ()
     tries_again: bool = False
+    timed: bool = False
+    not_requeued: Callable[[Mapping[str, Any]], str] = field(default=lambda settings: NO_JOB)
     fits: Callable[[Mapping[str, Any]], str] = field(default=lambda settings: "")
     hosts: Callable[[Mapping[str, Any]], tuple[Host, ...]] = field(default=lambda settings: ())
     commands: Callable[[Mapping[str, Any], Sequence[str]], tuple[HostCommand, ...]] = no_commands

@@ -30,6 +30,7 @@ from nbdist.cluster.supervisor.process import CONTROLLER, connect_supervisor
 from nbdist.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS
 
+USED_SECONDS = 1.0  # between two messages that the cluster is used
 FRESH_SECONDS = 1e-3
 KILL_SECONDS = 2.0  # limit for a killed process to end
 SUPERVISOR_LOG = "supervisor.log"
@@ -46,6 +47,9 @@ class SupervisorClient:
         self.exits: dict[int, dict[str, Any]] = {}  # rank -> how it ended
         self.pids: dict[int, int] = {}
         self.hosts: dict[str, dict[str, Any]] = {}  # the other hosts' reports, by name
+        self.requeues = False  # whether the hosts' job is submitted again when it is over
+        self.awaits_job = False  # whether that was done, and no host of it has joined
+        self.planned: frozenset[str] = frozenset()  # the names of the hosts of the last job
         self.ends: float | None = None  # when the hosts' job ends, in seconds since 1970
         self.roster: list[dict[str, Any]] | None = None  # the tasks, once they have changed
         self.closed = False
@@ -58,6 +62,7 @@ class SupervisorClient:
         self._next_id = 0
         self._looked = -math.inf
         self._lock = threading.RLock()
+        self._used = -math.inf  # when the supervisor was told last
         connection.setblocking(False)
         self._poll = select.poll()  # select() would fail in a process with more than 1,024 open files
         self._poll.register(connection, select.POLLIN)
@@ -106,7 +111,8 @@ class SupervisorClient:
         client.pids = {int(rank): pid for rank, pid in status["pids"].items()}
         client.exits = {int(rank): how for rank, how in status["exits"].items()}
         client.roster = status["tasks"]
-        client.ends = status.get("ends")
+        client.ends, client.awaits_job = status.get("ends"), bool(status.get("awaits_job"))
+        client.requeues = bool(status.get("requeues"))
         client.hosts = {one["name"]: one for one in status.get("hosts", ())}
         return client
 
@@ -144,6 +150,14 @@ class SupervisorClient:
         if "error" in reply:
             raise UnavailableError(f"the cluster process refused {request!r}: {reply['error']}")
         return reply
+
+    def note_use(self) -> None:
+        """Tell the supervisor that the cluster is used, at most once a second; it does not answer."""
+        if (now := time.monotonic()) - self._used < USED_SECONDS or self.closed:
+            return
+        self._used = now
+        with self._lock, suppress(OSError):  # a supervisor that has ended is found by `listen`
+            self._socket.sendall(b'{"request": "used"}\n')
 
     def listen(self, timeout: float = 0.0) -> bool:
         """Take in messages that arrive within `timeout` seconds; return whether there were any."""
@@ -262,9 +276,14 @@ class SupervisorClient:
                     message["by"] = self.stopping
                 self.exits[message["rank"]] = message
             case "host":
+                self.awaits_job = False
                 self.hosts[message["name"]] = message
             case "hosts":
-                self.ends = message["ends"]
+                self.ends, self.planned = message["ends"], frozenset(message["names"])
+            case "next_job":
+                self.awaits_job, self.ends = True, None
+            case "command_ended":
+                self.awaits_job = False
             case "host_lost":
                 self.hosts.pop(message["name"], None)
             case "forked":

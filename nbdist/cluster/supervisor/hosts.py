@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.cluster.affinity import CORES_VARIABLE
 from nbdist.cluster.folder import mark_busy, unmark_busy
+from nbdist.cluster.launchers.spec import JOB_OVER
+from nbdist.cluster.time_limits import SAVE_AT_VARIABLE, save_time
 from nbdist.json_values import listed, mapping, number, text
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ class Hosts:
         self.commands: list[Command] = []
         self.plan: dict[str, Any] = {}  # what a host's supervisor has to know, for its standard input
         self.ends: float | None = None  # when the hosts' job ends, in seconds since 1970
+        self.awaits_job = False  # whether another job was submitted, and none of its hosts has joined
         self._periods = 0  # grace periods that have passed since the cluster was to end
         self.relay = 0  # the pid of the relay's process
 
@@ -109,6 +112,8 @@ class Hosts:
             return {"error": f"host {name} has joined already, or the cluster is ending"}
         host = RemoteHost(name, report, client)
         self.by_name[name] = self.by_connection[client] = host
+        self.awaits_job = False
+        self._supervisor.unused.used = time.monotonic()
         plan = self._supervisor.plan
         engine = {**self._supervisor.engine_connection, "interface": f"tcp://{report['head']}"}
         self._supervisor.broadcast({"event": "host", **report})
@@ -155,7 +160,10 @@ class Hosts:
                 self._supervisor.broadcast({"event": "forked", "pids": self._supervisor.pids()})
             answered(reply)
 
-        self.ask(host, "start", started, task={name: task[name] for name in ("rank", "environment")})
+        environment = dict(task["environment"])
+        if (at := save_time(self.ends, self._supervisor.plan.get("save_before", 0.0))) is not None:
+            environment[SAVE_AT_VARIABLE] = str(at)
+        self.ask(host, "start", started, task={"rank": task["rank"], "environment": environment})
 
     def relocate(self, tasks: Sequence[dict[str, Any]], task: dict[str, Any]) -> str:
         """Move a task whose host is lost to the host with the fewest tasks; return a note, "" for no move.
@@ -163,25 +171,31 @@ class Hosts:
         Raises LookupError with the reason if no host, or no GPU, is left for it.
         """
         lost = task.get("host", "")
-        if not lost or lost in self.by_name:
-            return ""
         environment, had_gpu = task["environment"], bool(task.get("gpus"))
+        if not lost or self._has_place(lost, environment["CUDA_VISIBLE_DEVICES"] if had_gpu else None):
+            return ""
         versions = self._supervisor.plan["versions"]
         usable = [host for host in self.by_name.values() if host.report["versions"] == versions]
         places = [host for host in usable if host.report["gpus"] or not had_gpu]
+        on_host = Counter(one.get("host", "") for one in tasks)
         if not places:
             raise LookupError(
                 f"its host {lost} was lost, and no other host{' with a GPU' if had_gpu else ''} is left: "
                 "start a new cluster (%cluster stop, %cluster start), and resume the run from its last state"
             )
         order = self._supervisor.plan["hosts"]
-        host = min(places, key=lambda one: (len(one.tasks), order.index(one.name)))
+        host = min(places, key=lambda one: (on_host[one.name], order.index(one.name)))
         task["host"] = host.name
         if had_gpu:
             used, task["gpus"] = gpus_in_use(tasks, host.name), list(host.report["gpus"])
             environment["CUDA_VISIBLE_DEVICES"] = min(task["gpus"], key=lambda name: used[name])
         environment.pop(CORES_VARIABLE, None)
         return f"its host {lost} was lost: its process is on {host.name} now"
+
+    def _has_place(self, name: str, gpu: str | None) -> bool:
+        """Return whether a host is there, and still has a GPU: another job may have others of it."""
+        host = self.by_name.get(name)
+        return host is not None and (gpu is None or gpu in host.report["gpus"])
 
     def find(self, rank: int) -> RemoteHost | None:
         """Return the host on which the task of a rank lives; None for one of the head, or none."""
@@ -233,11 +247,28 @@ class Hosts:
         if self.relay and os.waitpid(self.relay, os.WNOHANG)[0]:
             self.relay = 0
             self._supervisor.stop("the process that connects this host to the others has ended")
+        plan = self._supervisor.plan
         for command in [*self.commands]:
             code = command.poll()
             if code is not None:
                 self.commands.remove(command)
-                self.report_end(command.hosts, code, command.errors.decode(errors="replace"))
+                errors = command.errors.decode(errors="replace")
+                if code == JOB_OVER and plan.get("requeue") and self._supervisor.kill_at is None:
+                    self._submit_again(command.hosts, errors)
+                else:
+                    self.report_end(command.hosts, code, errors)
+
+    def _submit_again(self, hosts: Sequence[str], errors: str) -> None:
+        """Run the command of hosts again, whose job is over; their tasks have ended."""
+        for name in hosts:
+            if (host := self.by_name.get(name)) is not None:
+                self._supervisor.remove_client(host.connection)
+        why = (errors.strip().splitlines() or ["the job of the hosts is over"])[-1][-LONGEST_REASON:]
+        self.ends, self.awaits_job = None, True
+        said = {"hosts": list(hosts), "reason": f"{why}; another one is submitted"}
+        for event in ("next_job", "waiting"):
+            self._supervisor.broadcast({"event": event, **said})
+        self.bring_up(hosts)
 
     @property
     def ended(self) -> bool:
@@ -259,6 +290,7 @@ class Hosts:
 
     def report_end(self, hosts: Sequence[str], code: int, errors: str) -> None:
         """Report why hosts have not come: how their command has ended, or what it says of them."""
+        self.awaits_job = False
         missing = [name for name in hosts if name not in self.by_name]
         end = {"hosts": missing, "code": code, "errors": errors[-STDERR_TAIL:]}
         self._supervisor.broadcast({"event": "command_ended", **end})

@@ -21,7 +21,7 @@ one that does not fork adds its processes with `SupervisorProcess.add_child`.
 **Protocol.** Clients connect to ``supervisor.sock`` in the cluster's folder, which only their user can enter.
 A message is one JSON object per line.
 
-    requests    status, watch, signal, ready, stop; and those that change the membership (see `ChangeLock`)
+    requests    status, watch, used, signal, ready, stop; those that change the membership (`ChangeLock`)
     events      started, forked, exit (rank, pid, code or signal, end of the log), roster, stopping
 
 **Failure detection.** Each process is watched by one other, and none of them polls:
@@ -34,6 +34,7 @@ A message is one JSON object per line.
                                         read the end of a pipe), and clients read the end of the stream. The
                                         next client that lists the clusters finds the lock free and removes
                                         the folder and the shared segments.
+    no cell or run uses the cluster     `UnusedTimeout` ends it after ``idle`` seconds, if that was asked for.
     the last client disconnects         `IdleTimeout` ends the cluster after a time: a minute while it is
                                         idle, an hour while a run uses it. An observer ("watch" instead of
                                         "status") does not count as a client.
@@ -66,6 +67,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.cluster.affinity import CORES_VARIABLE
 from nbdist.cluster.folder import busy_tasks, is_busy, remove_traces, unmark_busy
 from nbdist.cluster.supervisor.hosts import Hosts, gpus_in_use
+from nbdist.cluster.time_limits import UnusedTimeout
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS
 
 if TYPE_CHECKING:
@@ -104,6 +106,7 @@ class SupervisorProcess:
         self.exits: dict[int, dict[str, Any]] = {}  # rank -> how it ended
         self.kill_at: float | None = None  # once the cluster ends: when the remaining children are killed
         self.idle_timeout = IdleTimeout(*plan.get("idle_timeout") or (None, None))
+        self.unused = UnusedTimeout(plan.get("idle"), time.monotonic())
         self.held_ports: list[socket.socket] = []
         self.launcher: Launcher | None = None  # starts the engines; None before the libraries are imported
         self.launcher_spec: LauncherSpec | None = None
@@ -308,6 +311,8 @@ class SupervisorProcess:
     ) -> None:
         """Answer a request, now or when another host has answered."""
         match request["request"]:
+            case "used":
+                self.unused.used = time.monotonic()
             case "signal":
                 self.signal_task(int(request["rank"]), int(request["signum"]), answered)
             case "start":
@@ -316,6 +321,7 @@ class SupervisorProcess:
                 self.plan["tasks"] = [*others, task]
                 self.start_task(task, answered)
             case "replace" | "scale_up" | "scale_down" | "fork" | "commit" | "abort":
+                self.unused.used = time.monotonic()
                 self.changes.answer(self, request, client, answered)
             case _:
                 answered(self._answer_now(request, client))
@@ -330,7 +336,9 @@ class SupervisorProcess:
                 stopping = self.kill_at is not None
                 hosts = [host.report for host in self.hosts.by_name.values()]
                 now = {"pids": self.pids(), "exits": exits, "stopping": stopping, "tasks": roster}
-                return {**now, "hosts": hosts, "ends": self.hosts.ends}
+                limits: Reply = {"ends": self.hosts.ends, "unused_left": self.unused.left(time.monotonic())}
+                limits |= {"awaits_job": self.hosts.awaits_job, "requeues": self.plan.get("requeue", False)}
+                return {**now, "hosts": hosts, **limits}
             case "host":
                 return self.hosts.join(request, client)
             case "ping":
@@ -411,10 +419,16 @@ class SupervisorProcess:
         kill = None if self.kill_at is None else max(0.0, self.kill_at - now)
         idle = self.idle_timeout.next_check(now, self._without_client())
         busy = None if self.busy is None else CHECK_SECONDS
-        return min((wait for wait in (kill, idle, busy) if wait is not None), default=None)
+        unused = self.unused.next_check(now) if self.kill_at is None else None
+        return min((wait for wait in (kill, idle, busy, unused) if wait is not None), default=None)
 
     def _without_client(self) -> bool:
         return self.clients.keys() <= self.observers and self.kill_at is None
+
+    def _is_used(self) -> bool:
+        """Return whether a run is under way, or the cluster, or its next job, has not started yet."""
+        starts = not (self.folder / "cluster.json").exists() or self.hosts.awaits_job
+        return starts or is_busy(self.folder)
 
     def _report_busy(self) -> None:
         """Report to the head which tasks have begun or ended their part of a run."""
@@ -431,6 +445,9 @@ class SupervisorProcess:
         busy = without_client and is_busy(self.folder)
         if self.idle_timeout.expired(now, without_client, busy):
             self.stop("no client was left")
+        watched = self.unused.seconds is not None and self.kill_at is None
+        if watched and self.unused.expired(now, self._is_used()):
+            self.stop(self.unused.reason)
         if self.kill_at is not None and now >= self.kill_at:
             for pid in list(self.children):
                 send_signal(pid, signal.SIGKILL)

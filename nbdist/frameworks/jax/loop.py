@@ -209,7 +209,8 @@ class LoopOfSteps:
         made = training.driver.steps
         if size is None:
             training.require_place()
-        if size is None and self._context.states is not None:
+        states = self._context.states
+        if size is None and states is not None and states.are_asked_for():
             raise InvalidArgumentError(
                 "a batch from elsewhere than batches(data) has no place in the data that a run could save or "
                 "continue: drop --checkpoint-every and --resume, or iterate batches(data)"

@@ -184,7 +184,7 @@ def optimizer_of(optimizer: Any, model: LossFunction, parameters: Parameters, co
             "and settings, and a GradientTransformation of optax is functions: give optimizer='adam' or "
             "nb.optim.Adam(0.001), or take --strategy multi_worker or elastic"
         )
-    if context.states is not None and found.kept_here:
+    if context.states is not None and found.kept_here and context.states.are_asked_for():
         raise InvalidArgumentError(
             f"the state of this optimizer cannot be saved and continued: {', '.join(found.kept_here)} of it "
             "belongs to no parameter. Drop --checkpoint-every and --resume, or take another optimizer"

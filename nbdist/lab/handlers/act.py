@@ -16,6 +16,7 @@ from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, LAUNCHERS
 from nbdist.cluster.launchers.spec import LauncherSpec
 from nbdist.cluster.placement import worker_slots
 from nbdist.cluster.resources import MOST_TASKS, check_counts, parse_memory
+from nbdist.cluster.time_limits import parse_seconds
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.json_values import number
 from nbdist.lab.handlers.base import ApiHandler, checked_id
@@ -161,6 +162,9 @@ START: dict[str, Any] = {
     "threads": None,
     "memory": None,
     "gpu_memory": None,
+    "idle": None,
+    "save_before": None,
+    "requeue": False,
 }
 """The default options of a cluster; on other hosts, workers are as many as these take."""
 
@@ -197,6 +201,11 @@ def parse_cluster(body: Body) -> dict[str, Any]:
         worker_slots(hosts, wanted["workers"])
     if wanted["memory"] is not None:
         parse_memory(_plain(wanted["memory"]))
+    for name in ("idle", "save_before"):
+        if wanted[name] is not None:
+            wanted[name] = _plain(wanted[name])
+            parse_seconds(name, wanted[name])
+    flag(wanted, "requeue")
     wanted["gpus"] = parse_gpus(_plain(wanted["gpus"]))
     return {**wanted, **settings}
 

@@ -47,6 +47,8 @@ class SupervisorStatus:
     """What the other hosts with a supervisor say of themselves, by name."""
     ends: float | None = None
     """When the job of the other hosts ends, in seconds since 1970."""
+    unused_left: float | None = None
+    """In how many seconds the cluster ends if nothing uses it."""
 
 
 def parse_status(message: object) -> SupervisorStatus | None:
@@ -68,6 +70,7 @@ def parse_status(message: object) -> SupervisorStatus | None:
         parse_tasks(message.get("tasks")),
         dict(host for one in listed(message.get("hosts"))[:MOST_HOSTS] if (host := parse_host(one))),
         number(message.get("ends")),
+        number(message.get("unused_left")),
     )
 
 

@@ -27,6 +27,7 @@ import numpy as np
 from nbdist.checkpoint.manager import parse_interval
 from nbdist.cluster.folder import busy_with
 from nbdist.cluster.supervisor.engine import replies_only
+from nbdist.cluster.time_limits import SAVE_AT_VARIABLE
 from nbdist.distribute.registry import make_strategy
 from nbdist.errors import (
     AbortedError,
@@ -332,9 +333,12 @@ def make_context(
     ``own`` are the fields of this kind of run.
     """
     options, states = spec.options, None
-    if (every := options.checkpoint_every) is not None or spec.states:
+    every, at = options.checkpoint_every, os.environ.get(SAVE_AT_VARIABLE)
+    if every is not None or spec.states or at is not None:
         interval = None if every is None else parse_interval(every)
-        states = TrainingStates(folder, interval, read=[spec.place.received(one) for one in spec.states])
+        last = None if at is None else float(at) - time.time()
+        read = [spec.place.received(one) for one in spec.states]
+        states = TrainingStates(folder, interval, read=read, last=last)
         states.others = partial(states_of_others, spec.place, task, spec.ranks)
     common: dict[str, Any] = {
         "step_log": StepLog(task.device),

@@ -347,7 +347,7 @@ def finish_states(context: Context, whole: bool) -> None:
         print(f"variables of the saved state that this run did not make: {', '.join(left[:MOST_NAMED])}")
     if not states.saves:
         return
-    if whole and not loop.known:
+    if whole and not loop.known and states.interval is not None:
         print(
             "no state was saved: --checkpoint-every needs a loop over strategy.distribute_dataset(...) "
             "or nb.train.epochs(...), which say where to continue"

@@ -192,4 +192,5 @@ SPEC = LauncherSpec(
     hosts=pod_hosts,
     commands=pod_commands,
     explain=slurm_ended,
+    timed=True,
 )

@@ -259,6 +259,13 @@ def slurm_fits(settings: Mapping[str, Any]) -> str:
     return f"{', '.join(given)} is given" if given else ""
 
 
+def slurm_not_requeued(settings: Mapping[str, Any]) -> str:
+    """Return why the job is not submitted again: it is that of this process; "" for no reason."""
+    if job := allocation_of(os.environ, JobRequest(**settings)):
+        return f"this process runs in job {job}, and ends with it: start the cluster from a login host"
+    return ""
+
+
 def require_slurm() -> None:
     """Raise FailedPreconditionError without the commands of Slurm."""
     if shutil.which("srun") is None:
@@ -278,4 +285,6 @@ SPEC = LauncherSpec(
     hosts=slurm_hosts,
     commands=slurm_commands,
     explain=slurm_ended,
+    timed=True,
+    not_requeued=slurm_not_requeued,
 )

@@ -41,6 +41,11 @@ class Job:
     cores: int = 0
     nodes: tuple[str, ...] = ()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether it does not say yet how it ends."""
+        return self.state == "COMPLETING" or (self.state == "RUNNING" and self.left == 0)
+
 
 JOB_FORMAT = "%T|%L|%l|%S|%C|%N|%r"
 

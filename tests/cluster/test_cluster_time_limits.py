@@ -1,0 +1,63 @@
+"""When a cluster's time is over: the pure decisions, with the time passed in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import nbdist as nb
+from nbdist.checkpoint.manager import CheckpointManager, Interval
+from nbdist.cluster.next_job import next_slots
+from nbdist.cluster.time_limits import UnusedTimeout, parse_seconds
+from nbdist.errors import InvalidArgumentError
+
+
+@pytest.mark.parametrize("value", ["", "5 years", "-1", -1.0, True, None, float("nan"), "1e9", [5]])
+def test_what_is_no_time_is_refused_by_name(value: object) -> None:
+    with pytest.raises(InvalidArgumentError, match="idle is a time such as 90s, 5m or 1h"):
+        parse_seconds("idle", value)  # type: ignore[arg-type]
+
+
+def test_a_cluster_in_use_starts_to_count_at_its_end() -> None:
+    timeout = UnusedTimeout(600.0, used=0.0)
+    assert [timeout.expired(now, busy) for now, busy in ((500, True), (1099, False), (1100, False))] == [
+        False, False, True,
+    ]  # fmt: skip
+    assert UnusedTimeout(None, 0.0).next_check(1e9) is None
+    assert UnusedTimeout(600.0, 0.0).next_check(0.0) == 10.0
+
+
+@pytest.mark.parametrize(
+    ("interval", "last", "due"),
+    [
+        (None, 30.0, [False, False, True]),
+        (None, -5.0, [True, True, True]),
+        (Interval(steps=2), 1e6, [False, True, True]),
+        (None, None, [False, False, False]),
+    ],
+)
+def test_one_more_state_is_due_before_the_end(
+    tmp_path: Path, interval: Interval | None, last: float | None, due: list[bool]
+) -> None:
+    now = [0.0]
+    manager = CheckpointManager(tmp_path, interval, last=last, clock=lambda: now[0])
+    found = []
+    for step, now[0] in ((1, 10.0), (2, 29.0), (3, 30.0)):
+        found.append(manager.is_due(step))
+    assert found == due
+    assert not manager.is_due(0)
+
+
+def test_hosts_of_the_next_job_take_the_places_of_the_lost_ones() -> None:
+    assert next_slots({"n1": 2, "n2": 1}, ["n3"]) == {"n3": 2}
+    assert next_slots({}, ["n3"]) == {"n3": 1}
+
+
+def test_flags_that_cannot_be_obeyed_are_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="no time is known at which a job ends"):
+        nb.start_cluster(launcher="local", save_before="5m")
+    with pytest.raises(InvalidArgumentError, match="in no job that could be submitted again"):
+        nb.start_cluster(launcher="local", requeue=True)
+    with pytest.raises(InvalidArgumentError, match="idle is a time"):
+        nb.start_cluster(launcher="local", idle="soon")
