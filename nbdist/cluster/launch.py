@@ -176,11 +176,6 @@ def start_cluster(
         "save_before": before,
         **settings,
     }
-    if hosts and data:
-        raise InvalidArgumentError(
-            f"data={data}: data tasks run in clusters on one host only; leave them out, and let the workers "
-            "read their data themselves"
-        )
     slots = worker_slots(hosts or (Host(HERE, wanted),), wanted)
     slots = {name: count for name, count in slots.items() if count}  # a host without workers has no tasks
     check_counts(sum(slots.values()), ps, threads, gpu_memory, data)
@@ -195,7 +190,7 @@ def start_cluster(
     plans = None if hosts else planned(slots, {HERE: own_resources(gpus, slots[HERE])})
     with _full_disk_explained():
         start = _Startup(
-            _Wanted(slots, least, ps + data, gpus, planned), plans, cluster_id or new_id(), timeout,
+            _Wanted(slots, least, ps + data, data, gpus, planned), plans, cluster_id or new_id(), timeout,
             report or (lambda line: None), spec, settings, asked,
             {"idle": unused, "save_before": before, "requeue": requeue},
         )  # fmt: skip
@@ -241,12 +236,14 @@ class _Wanted:
     """What a cluster is to have.
 
     ``slots`` are the workers that each host takes, ``least`` is the number of workers with which it is ready,
-    and ``others`` that of its other tasks. ``planned`` returns the plans for what the hosts have.
+    ``others`` that of its other tasks, and ``data`` that of the data tasks among them. ``planned`` returns
+    the plans for what the hosts have.
     """
 
     slots: Mapping[str, int]
     least: int
     others: int
+    data: int
     gpus: str | int
     planned: Callable[[Mapping[str, int], Mapping[str, HostResources]], tuple[TaskPlan, ...]]
 
@@ -326,6 +323,7 @@ class _Startup:
             **self._limits,
             "tasks": [plan.to_dict() for plan in self.plans],
             "expected": self.wanted.room(self.wanted.slots) + self.wanted.others,
+            "data": self.wanted.data,
             "hosts": self.hosts,
             "versions": own_versions(),
             "keys": self.keys.to_dict() if self.hosts else None,

@@ -55,9 +55,11 @@ def run(code: str) -> list[Any]:
     return Cluster.current().run(code)
 
 
-def train(strategy: str = "", epochs: int = 4, framework: str | None = None) -> dict[str, Any]:
+def train(
+    strategy: str = "", epochs: int = 4, framework: str | None = None, data: str = "workers"
+) -> dict[str, Any]:
     """Train on all workers; return the run's error, its steps and the chief's last epoch."""
-    options = {"framework": framework} if framework else {"strategy": strategy}
+    options = {"framework": framework} if framework else {"strategy": strategy, "data": data}
     done = nb.launch(with_ddp if framework else training(epochs), **options)
     return {"error": done.error, "steps": done.global_step, "epoch": done.last_epoch(0)}
 
@@ -112,6 +114,38 @@ def cell(epochs: int) -> str:
     return nb.launch(BODY.format(epochs=epochs), strategy="multi_worker", background=True).id
 
 
+def read(gate: str) -> str:
+    """Begin a run in the background whose first worker reads 300 elements from data tasks; return its id.
+
+    It reads a third of them, makes a file ``gate`` on its host, and reads the others once that is removed.
+    """
+
+    fit = training(1, batch=600)
+
+    def body() -> list[int]:
+        import threading
+        from pathlib import Path
+
+        import numpy as np
+
+        fit()
+        whole = np.arange(300, dtype="f4")[:, None] * np.ones((1, 1000), "f4")
+        seen: list[int] = []
+        for batch in nb.distribute.get_strategy().distribute_dataset(
+            nb.data.Dataset.from_arrays(whole).map(lambda row: row * 2).batch(10)
+        ):
+            seen += [int(row[0]) // 2 for row in batch if (row == row[0]).all()]
+            if len(seen) == 100:
+                Path(gate).touch()
+                while Path(gate).exists():
+                    threading.Event().wait(0.02)
+        return seen
+
+    run = nb.launch(body, on="worker:0", data="service", background=True)
+    following.append(run.id)
+    return run.id
+
+
 def attach(run: str) -> list[str]:
     """Attach to the newest cluster, and return its tasks' hosts; `finish` follows the run."""
     following.append(run)
@@ -147,7 +181,8 @@ def finish() -> dict[str, Any]:
     """Follow the run to its end."""
     run = nb.attach(following[-1])
     run.wait()
-    return {"error": run.error and str(run.error), "steps": run.global_step, "notes": run.notes}
+    ended = {"error": run.error and str(run.error), "steps": run.global_step, "notes": run.notes}
+    return ended | {"result": run.results.get("result")}
 
 
 def kill(rank: int) -> list[int]:
@@ -219,22 +254,8 @@ def stop() -> float:
 
 
 ORDERS = (
-    *(
-        start,
-        reports,
-        run,
-        chdir,
-        train,
-        background,
-        attach,
-        finish,
-        kill,
-        dead,
-        restart,
-        state_of,
-        next_run,
-        cell,
-    ),
+    *(start, reports, run, chdir, train, background, read, attach, finish, kill, dead, restart),
+    *(state_of, next_run, cell),
     *(grow, grown, shrink, keys, kill_supervisor, rest, status, seconds_left, stop),
 )
 serve({one.__name__: one for one in ORDERS})

@@ -80,9 +80,16 @@ def start_children(supervisor: SupervisorProcess) -> Callable[[], None] | None:
     if connection is None:
         import zmq
 
-        from nbdist.cluster.supervisor.controller import choose_ports, connection_for, run_controller
+        from nbdist.cluster.supervisor.controller import (
+            LOOPBACK,
+            choose_ports,
+            connection_for,
+            run_controller,
+        )
 
-        ports, supervisor.held_ports = choose_ports(EVERYWHERE) if hosts else choose_ports()
+        # Workers on other hosts send datasets to data tasks as clients of the controller.
+        clients = EVERYWHERE if hosts and plan["data"] else LOOPBACK
+        ports, supervisor.held_ports = choose_ports(EVERYWHERE if hosts else LOOPBACK, clients)
         key = secrets.token_hex(32)
         public, secret = (half.decode() for half in zmq.curve_keypair())
         connection = connection_for(ports["engine"], key, public)

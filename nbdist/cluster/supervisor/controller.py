@@ -40,12 +40,14 @@ ENGINE_CHANNELS = ("control", "mux", "task", "iopub", "hb_ping", "hb_pong")
 CLIENT_CHANNELS = ("control", "mux", "task", "iopub", "notification", "broadcast")
 
 
-def choose_ports(engines: str = LOOPBACK) -> tuple[dict[str, Any], list[socket.socket]]:
+def choose_ports(
+    engines: str = LOOPBACK, clients: str = LOOPBACK
+) -> tuple[dict[str, Any], list[socket.socket]]:
     """Return free ports for every channel of a controller, and the sockets that hold them.
 
-    The channels of clients listen on loopback, those of engines on the address ``engines``. A port that is
-    bound and not listened on can be bound again (SO_REUSEADDR), and the system gives it to no other process.
-    Close the sockets when the controller listens.
+    The channels of engines listen on the address ``engines``, those of clients on the address ``clients``. A
+    port that is bound and not listened on can be bound again (SO_REUSEADDR), and the system gives it to no
+    other process. Close the sockets when the controller listens.
     """
     held: list[socket.socket] = []
 
@@ -53,16 +55,16 @@ def choose_ports(engines: str = LOOPBACK) -> tuple[dict[str, Any], list[socket.s
         held.append(hold_port(host))
         return int(held[-1].getsockname()[1])
 
-    registration = port(LOOPBACK)
+    registration = port(clients)
     engine: dict[str, Any] = {"interface": f"tcp://{engines}"}
-    engine |= {"registration": registration if engines == LOOPBACK else port(engines)}
+    engine |= {"registration": registration if engines == clients else port(engines)}
     engine |= {**{name: port(engines) for name in ENGINE_CHANNELS}, "broadcast": [port(engines)]}
     client: dict[str, Any] = {
-        "interface": f"tcp://{LOOPBACK}",
+        "interface": f"tcp://{clients}",
         "registration": registration,
         "task_scheme": "leastload",
     }
-    client |= {name: port(LOOPBACK) for name in CLIENT_CHANNELS}
+    client |= {name: port(clients) for name in CLIENT_CHANNELS}
     return {"engine": engine, "client": client}, held
 
 

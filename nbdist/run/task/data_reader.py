@@ -46,7 +46,8 @@ class DataReader:
     """A worker's access to the data tasks of its cluster, for one run.
 
     ``check()`` raises if the run is to end; ``transport`` "socket" uses no shared memory. ``connection`` is
-    what a client of the controller has to know: its file may be on another host.
+    what a client of the controller has to know: its file may be on another host. ``lost`` are the
+    incarnations of data tasks that were lost, which no later pass of this run waits for.
     """
 
     task: Task
@@ -54,6 +55,7 @@ class DataReader:
     check: Callable[[], object]
     transport: str = "auto"
     connection: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    lost: set[int] = field(default_factory=set)
 
     def served(self, dataset: Dataset, strategy: Strategy) -> Dataset:
         """Return a dataset that equals ``dataset``, with passes that the data tasks make.
@@ -80,6 +82,7 @@ class DataReader:
             dataset=key,
             group="" if strategy.in_step else self.task.name,
             index=0 if strategy.in_step else strategy.replica_index,
+            lost=self.lost,
         )
         return with_passes(dataset, PassReader(dataset, source).read)
 
@@ -91,7 +94,9 @@ class DataReader:
 
     def _deliver(self, key: str, packed: Packed, info: TaskInfo) -> None:
         """Send a dataset to a data task; UnavailableError if it cannot be reached."""
-        delivery = Delivery(f"{self.run}-{key}", packed, self.task, shared_prefix(self.task))
+        # Several workers may send the same dataset at once.
+        push = f"{self.run}-{key}-{self.task.info.rank}"
+        delivery = Delivery(push, packed, self.task, shared_prefix(self.task))
         try:
             pushed = delivery.send([info], self.task.info.host)
             self._call(info, add_dataset, self.run, key, pushed)
@@ -100,7 +105,7 @@ class DataReader:
 
     def _call(self, info: TaskInfo, function: Callable[..., object], *arguments: Any) -> None:
         """Run a function on a data task's main thread, through the cluster's controller."""
-        client = connect_client(dict(self.connection), CONNECT_SECONDS)
+        client = connect_client({**self.connection, **controller_interface()}, CONNECT_SECONDS)
         try:
             if info.rank not in client.ids:
                 raise UnavailableError(f"{info.name} (pid {info.pid}) has no engine: it has ended")
@@ -119,6 +124,13 @@ class DataReader:
                 raise remote_error(error, info) from None
         finally:
             close_client(client)
+
+
+def controller_interface() -> dict[str, str]:
+    """Return the controller's address as this engine reaches it, in the form of a connection's entry."""
+    from ipyparallel.engine.app import IPEngine
+
+    return {"interface": IPEngine.instance().connection_info["interface"]}
 
 
 def add_dataset(run: str, key: str, pushed: Pushed) -> None:

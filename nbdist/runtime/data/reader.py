@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,7 @@ class Source:
     - ``run``, ``dataset``: the names of the run and of the dataset on data tasks
     - ``group``: a name that readers have in common that may share a pass
     - ``index``: which of the tasks makes a pass that cannot be divided, modulo their number
+    - ``lost``: the incarnations of data tasks that were lost; readers of one run share and extend it
     """
 
     tasks: Callable[[], Sequence[TaskInfo]]
@@ -62,6 +63,7 @@ class Source:
     dataset: str
     group: str = ""
     index: int = 0
+    lost: set[int] = field(default_factory=set)
 
 
 class LostTask(Exception):
@@ -79,7 +81,6 @@ class PassReader:
         self._dataset, self._source = dataset, source
         self._tokens = tokens(dataset.steps)
         self._divides = divides(dataset)
-        self._lost: set[int] = set()  # incarnations
         seeds = [step[1:] for step in dataset.steps if step[0] == "with_seed"]
         self._seed = list(seeds[-1]) if seeds else []
 
@@ -94,7 +95,7 @@ class PassReader:
                     yield [element]
                 return
             except LostTask as lost:
-                self._lost.add(lost.task.incarnation)
+                self._source.lost.add(lost.task.incarnation)
                 left = self._living()
                 names = ", ".join(task.name for task in left) or "this worker itself"
                 self._source.note(
@@ -104,7 +105,7 @@ class PassReader:
         yield from self._here(opened, number, skipped, run)
 
     def _living(self) -> list[TaskInfo]:
-        return [task for task in self._source.tasks() if task.incarnation not in self._lost]
+        return [task for task in self._source.tasks() if task.incarnation not in self._source.lost]
 
     def _here(self, opened: Sequence[int], first: int, skipped: int, run: Pass) -> Iterator[Block]:
         """Yield the elements from number ``first`` on, which this process makes."""
@@ -171,6 +172,7 @@ class Stream:
         self._mapped: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
         self._peer = source.connect(task)
         try:
+            self._peer.wait_connected()  # a host that was lost never answers
             try:
                 self._peer.call("data.open", meta, timeout=OPEN_SECONDS)
             except NotFoundError:
