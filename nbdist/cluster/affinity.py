@@ -10,7 +10,7 @@ Linux places a page where it is written first.
 
 A worker is bound only where that selects something: to a proper part of the cores that this process may use
 (its cgroup's and taskset's limits), and to none that it may not use. Parameter servers and workers without a
-GPU are not bound.
+GPU are not bound. The supervisor of another host reports its topology; the division is made on the head.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from nbdist.metrics.gpu_usage import find_device
 
 Cores = frozenset[int]
+Topology: TypeAlias = Mapping[str, Any]
+"""The cores near each GPU of a host, those that it may use, and the threads of each physical core."""
 CORES_VARIABLE = "NBDIST_CORES"
 MASK_WORDS, WORD_BITS = 64, 64  # of NVML's mask: 4,096 cores
 TOPOLOGY = Path("/sys/devices/system/cpu")
@@ -58,12 +61,37 @@ def bind_cores(
     return bound
 
 
-def worker_cores(workers: int, gpus: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return the cores of each of the workers of this host, which have its GPUs in turn; see `bind_cores`."""
+def worker_cores(
+    workers: int, gpus: Sequence[str], topology: Topology | None = None
+) -> list[tuple[int, ...]]:
+    """Return the cores of each of the workers of a host, which have its GPUs in turn; see `bind_cores`.
+
+    ``topology`` is the host's, as its supervisor reports it; None for this host.
+
+    >>> topology = {"near": {"GPU-1": "0-3"}, "allowed": "0-7", "threads": ["0,2", "1,3"]}
+    >>> worker_cores(2, ["GPU-1"], topology)
+    [(0, 2), (1, 3)]
+    """
     if not gpus:
         return [()] * workers
-    near = cores_near(gpus)
-    return bind_cores([near.get(gpus[i % len(gpus)]) for i in range(workers)], allowed_cores(), siblings_of)
+    found = describe_topology(gpus) if topology is None else topology
+    near = {gpu: parse_cores(cores) for gpu, cores in found["near"].items()}
+    physical = {core: threads for threads in map(parse_cores, found["threads"]) for core in threads}
+    return bind_cores(
+        [near.get(gpus[i % len(gpus)]) for i in range(workers)],
+        parse_cores(found["allowed"]),
+        lambda core: physical.get(core, frozenset([core])),
+    )
+
+
+def describe_topology(gpus: Sequence[str]) -> dict[str, Any]:
+    """Return what `worker_cores` has to know of this host, as plain values."""
+    near = cores_near(gpus) if gpus else {}
+    return {
+        "near": {gpu: format_cores(cores) for gpu, cores in near.items()},
+        "allowed": format_cores(allowed_cores()),
+        "threads": sorted({format_cores(siblings_of(core)) for cores in near.values() for core in cores}),
+    }
 
 
 def cores_near(gpus: Iterable[str]) -> dict[str, Cores]:

@@ -604,7 +604,9 @@ class Members:
         for info in tasks:
             how = ended.get(info.rank)
             row = {name: getattr(info, name) for name in DESCRIBED}
-            row["cores"] = bound_cores(info.pid) if how is None and info.host == host_identity() else ""
+            row["cores"] = "" if how is not None else info.cores
+            if how is None and info.host == host_identity():  # whoever has bound it since
+                row["cores"] = bound_cores(info.pid)
             row |= {"state": "running" if how is None else "dead", "ended": how and describe_exit(how)}
             rows.append(row)
         return rows

@@ -101,8 +101,8 @@ class LateHosts(threading.Thread):
             asked = read_description(cluster.folder).asked
             if asked.get("hosts"):
                 check_machines({name: one["identity"] for name, one in {**reports, host: report}.items()})
-            found = {host: resources_of(report, asked.get("gpus", "auto"))}
             slots = {host: self._awaited[host]}
+            found = {host: resources_of(report, asked.get("gpus", "auto"), slots[host])}
             plans = plan_more(cluster.tasks, slots[host], asked, found, slots)
             change = ScaleUp(cluster, self._supervisor, plans)
             change.wait()

@@ -108,7 +108,7 @@ def start_cluster(
       "batch" in an allocation, "ssh" with hosts, else "local", and says so
     - ``gpus``: "auto" (all GPUs and MIG slices that this process may use), "none", how many, or their UUIDs,
       separated by commas ("GPU-8f3a,MIG-91bc"; see nvidia-smi -L). Each worker has one GPU; several workers
-      share one if there are fewer GPUs than workers. Other tasks have none. On the client's host, if it has
+      share one if there are fewer GPUs than workers. Other tasks have none. On a host with
       several NUMA nodes, a worker is bound to cores near its GPU
     - ``gpu_memory``: the share of its GPU's memory that a worker's arrays may take, above 0 and at most 1;
       None for no limit. The CUDA context (0.3 to 0.6 GB), cuBLAS and NCCL take memory beside it
@@ -383,8 +383,9 @@ class _Startup:
         check_host_versions({name: supervisor.hosts[name]["versions"] for name in joined})
         if self.asked.get("hosts"):  # by their names: those of a scheduler are apart
             check_machines({name: supervisor.hosts[name]["identity"] for name in joined})
-        found = {name: resources_of(supervisor.hosts[name], self.wanted.gpus) for name in joined}
-        self.plans = self.wanted.planned({name: self.wanted.slots[name] for name in joined}, found)
+        slots = {name: self.wanted.slots[name] for name in joined}
+        found = {name: resources_of(supervisor.hosts[name], self.wanted.gpus, slots[name]) for name in joined}
+        self.plans = self.wanted.planned(slots, found)
         self._phase(f"{len(joined)} host{'s' * (len(joined) > 1)}")
         for why in dict.fromkeys(self.missing.values()):
             self.report(f"{why}. The cluster starts without it")

@@ -365,8 +365,10 @@ def grow(
         usable = [one for one in supervisor.hosts.values() if one["versions"] == dict(description.versions)]
         if not usable:
             raise UnavailableError(f"cluster {cluster.id} has no host left: stop it (%cluster stop)")
-        hosts = {report["name"]: resources_of(report, gpus) for report in usable}
-        slots = {name: description.slots.get(name, 1) for name in hosts}
+        slots = {report["name"]: description.slots.get(report["name"], 1) for report in usable}
+        used = [info.node for info in tasks if info.job == "worker"]
+        after = Counter([*used, *place_more([info.node for info in tasks], used, slots, workers)])
+        hosts = {report["name"]: resources_of(report, gpus, after[report["name"]]) for report in usable}
     else:
         count = 1 + max(index for index, _ in free_positions(tasks, workers))
         gpus = description.gpus

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbdist.cluster.affinity import CORES_VARIABLE, format_cores
+from nbdist.cluster.affinity import CORES_VARIABLE, format_cores, worker_cores
 from nbdist.cluster.gpus import choose_gpus
 from nbdist.errors import InvalidArgumentError
 from nbdist.numbers import is_whole
@@ -71,15 +71,17 @@ class HostResources:
     bound: Sequence[Sequence[int]] = ()
 
 
-def resources_of(report: Mapping[str, Any], gpus: str | int) -> HostResources:
-    """Return what another host gives a cluster, by its supervisor's report; ``gpus`` are those to use.
+def resources_of(report: Mapping[str, Any], gpus: str | int, workers: int) -> HostResources:
+    """Return what another host gives a cluster with so many workers there, by its supervisor's report.
 
-    Raises InvalidArgumentError, with the host's name, for GPUs that it does not have.
+    ``gpus`` are those to use. Raises InvalidArgumentError, with the host's name, for GPUs that it does not
+    have.
     """
     try:
-        return HostResources(report["cores"], choose_gpus(gpus, report["gpus"]))
+        use = choose_gpus(gpus, report["gpus"])
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"host {report['name']}: {error}") from None
+    return HostResources(report["cores"], use, worker_cores(workers, use, report["topology"]))
 
 
 def plan_tasks(

@@ -6,6 +6,7 @@ import os
 from functools import partial
 from typing import Any
 
+from nbdist.cluster.affinity import CORES_VARIABLE, allowed_cores, format_cores
 from nbdist.cluster.resources import MEMORY_VARIABLE
 from nbdist.runtime.heap import keep_freed_memory
 from nbdist.runtime.server import Server
@@ -46,8 +47,9 @@ def open_task(
     limit = os.environ.get(MEMORY_VARIABLE)
     server.sessions.store.limit = int(limit) if limit else None
     info = TaskInfo(
-        job, index, rank, host_identity(), os.getpid(), server.address, device, server.incarnation, node
-    )
+        job, index, rank, host_identity(), os.getpid(), server.address, device, server.incarnation, node,
+        format_cores(allowed_cores()) if CORES_VARIABLE in os.environ else "",
+    )  # fmt: skip
     _opened.update(info=info, server=server, keys=cluster_keys)
     return info.to_dict()
 

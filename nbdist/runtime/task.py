@@ -32,6 +32,7 @@ class TaskInfo:
     - ``device``: the device that it computes on, "CPU:0" or "GPU:0"
     - ``incarnation``: a random number that is new in each process of the task
     - ``node``: the name of its host in the cluster; "" for the client's own
+    - ``cores``: those that its process is bound to, such as "0-7"; "" if it is not bound
     """
 
     job: str
@@ -43,6 +44,7 @@ class TaskInfo:
     device: str
     incarnation: int
     node: str = ""
+    cores: str = ""
 
     @property
     def name(self) -> str:
@@ -73,11 +75,11 @@ class TaskInfo:
         )
         if not job or index is None or rank is None:
             return None
-        host, address, device, node = (
-            text(found.get(name), LONGEST) for name in ("host", "address", "device", "node")
+        host, address, device, node, cores = (
+            text(found.get(name), LONGEST) for name in ("host", "address", "device", "node", "cores")
         )
         pid, incarnation = whole(found.get("pid"), MOST_PID) or 0, whole(found.get("incarnation")) or 0
-        return cls(job, index, rank, host, pid, address, device, incarnation, node)
+        return cls(job, index, rank, host, pid, address, device, incarnation, node, cores)
 
 
 __all__ = ["Roster", "Task", "TaskInfo", "acting_as", "current", "host_identity", "set_current"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -23,7 +25,8 @@ from nbdist.cluster.affinity import (
     worker_cores,
 )
 from nbdist.cluster.resize import plan_more
-from nbdist.cluster.resources import HERE, HostResources, plan_tasks
+from nbdist.cluster.resources import HERE, HostResources, plan_placed, plan_tasks, resources_of
+from nbdist.cluster.supervisor.hosts import Hosts, RemoteHost
 from nbdist.runtime.task import TaskInfo
 
 SETS = st.frozensets(st.integers(0, 15))
@@ -115,6 +118,42 @@ def test_workers_have_their_cores_from_the_start_and_added_ones_too() -> None:
     (more,) = plan_more(infos, 1, {}, here, {HERE: 3})
     assert (more.environment["NBDIST_CORES"], more.threads) == ("2-3", 2)
     assert [plan.threads for plan in plan_tasks(1, cores=16, threads=9, gpus=gpus, bound=[(0, 1)])] == [9]
+
+
+@pytest.mark.usefixtures("nvml")
+def test_workers_of_another_host_have_the_cores_that_it_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for core in range(8):
+        (tmp_path / f"cpu{core}/topology").mkdir(parents=True)
+        (tmp_path / f"cpu{core}/topology/thread_siblings_list").write_text(f"{core & 5},{core & 5 | 2}\n")
+    monkeypatch.setattr(affinity, "siblings_of", lambda core: siblings_of(core, tmp_path))
+    gpus = ["GPU-0", "GPU-1"]
+    report = {"name": "b", "cores": 8, "gpus": gpus, "versions": {}}
+    report["topology"] = json.loads(json.dumps(affinity.describe_topology(gpus)))
+    monkeypatch.setattr(affinity, "cores_near", None)  # this host's is not asked
+    assert resources_of(report, "auto", 4).bound == [(0, 2), (4, 6), (1, 3), (5, 7)]
+    assert resources_of(report, 1, 2).bound == [(0, 2), (1, 3)]
+    assert resources_of(report, "none", 2).bound == [(), ()]
+    # A process that comes from a lost host is bound to the cores of its new GPU.
+    hosts = Hosts(SimpleNamespace(plan={"versions": {}, "hosts": ["a", "b"]}))  # type: ignore[arg-type]
+    with socket.socket() as connection:
+        hosts.by_name["b"] = RemoteHost("b", report, connection)
+    plans = plan_placed(
+        ("a", "b", "a"), 2, 0, 1, {"a": HostResources(8, ["GPU-7"]), "b": HostResources(8, gpus)}
+    )
+    moved, stayed, data = tasks = [plan.to_dict() for plan in plans]
+    for task in (moved, data):
+        assert hosts.relocate(tasks, task) == "its host a was lost: its process is on b now"
+    assert (moved["environment"]["CUDA_VISIBLE_DEVICES"], moved["environment"]["NBDIST_CORES"]) == (
+        "GPU-1",
+        "4-7",
+    )
+    assert data["environment"]["CUDA_VISIBLE_DEVICES"] == "-1"
+    assert "NBDIST_CORES" not in data["environment"] | stayed["environment"]
+    hosts.by_name["b"].report["gpus"], stayed["host"] = [], "c"
+    with pytest.raises(LookupError, match="no other host with a GPU is left"):
+        hosts.relocate(tasks, stayed)
 
 
 def test_the_threads_of_a_physical_core_by_sysfs(tmp_path: Path) -> None:

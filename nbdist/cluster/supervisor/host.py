@@ -17,6 +17,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from nbdist.cluster.affinity import describe_topology
 from nbdist.cluster.folder import host_folder
 from nbdist.cluster.gpus import kernel_cache, list_gpus
 from nbdist.cluster.hub import own_versions
@@ -69,6 +70,7 @@ def _join(
         found = read_line(relay)
         if "error" in found:
             raise EOFError(found["error"])
+        gpus = list_gpus()
         report = {
             "name": name,
             "hostname": socket.gethostname(),
@@ -76,7 +78,8 @@ def _join(
             "head": found["head"],
             "address": found["address"],
             "cores": count_cores(),
-            "gpus": list(list_gpus()),
+            "gpus": list(gpus),
+            "topology": describe_topology(gpus),
             "versions": own_versions(),
             "pid": os.getpid(),
         }

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nbdist.cluster.affinity import CORES_VARIABLE
+from nbdist.cluster.affinity import CORES_VARIABLE, format_cores, worker_cores
 from nbdist.cluster.folder import mark_busy, unmark_busy
 from nbdist.cluster.launchers.spec import JOB_OVER
 from nbdist.cluster.time_limits import SAVE_AT_VARIABLE, save_time
@@ -44,6 +44,7 @@ STDERR_TAIL = 4000  # bytes of a command's error output that its end carries
 PR_SET_PDEATHSIG = 1
 COMMAND_PERIODS = 10  # of `GRACE_SECONDS`
 LONGEST_REASON, LONGEST_NAME = 1000, 200  # characters
+NO_GPU = "-1"  # CUDA_VISIBLE_DEVICES of a task without one
 MOST_OUTPUT = 1 << 16  # bytes of a line of a command's output
 
 
@@ -171,7 +172,8 @@ class Hosts:
         Raises LookupError with the reason if no host, or no GPU, is left for it.
         """
         lost = task.get("host", "")
-        environment, had_gpu = task["environment"], bool(task.get("gpus"))
+        environment = task["environment"]
+        had_gpu = environment.get("CUDA_VISIBLE_DEVICES", NO_GPU) != NO_GPU
         if not lost or self._has_place(lost, environment["CUDA_VISIBLE_DEVICES"] if had_gpu else None):
             return ""
         versions = self._supervisor.plan["versions"]
@@ -185,11 +187,19 @@ class Hosts:
             )
         order = self._supervisor.plan["hosts"]
         host = min(places, key=lambda one: (on_host[one.name], order.index(one.name)))
+        task["gpus"] = next(
+            (one["gpus"] for one in tasks if one.get("host") == host.name), list(host.report["gpus"])
+        )
         task["host"] = host.name
-        if had_gpu:
-            used, task["gpus"] = gpus_in_use(tasks, host.name), list(host.report["gpus"])
-            environment["CUDA_VISIBLE_DEVICES"] = min(task["gpus"], key=lambda name: used[name])
         environment.pop(CORES_VARIABLE, None)
+        if had_gpu:
+            used = gpus_in_use([one for one in tasks if one is not task], host.name)
+            own = min(task["gpus"], key=lambda name: used[name])
+            environment["CUDA_VISIBLE_DEVICES"] = own
+            # It shares the cores near its GPU with the workers that divided them at the start.
+            (cores,) = worker_cores(1, [own], host.report["topology"])
+            if cores:
+                environment[CORES_VARIABLE] = format_cores(cores)
         return f"its host {lost} was lost: its process is on {host.name} now"
 
     def _has_place(self, name: str, gpu: str | None) -> bool:
