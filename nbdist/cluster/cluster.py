@@ -32,7 +32,6 @@ from nbdist.cluster.host_status import host_rows, tasks_named
 from nbdist.cluster.hub import HubEngines, check_versions, close_client, connect_client
 from nbdist.cluster.next_job import NextJob
 from nbdist.cluster.resize import ReplaceTask, check_unused, describe_replacement, grow, shrink
-from nbdist.cluster.resources import count_cores
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
 from nbdist.cluster.time_limits import save_time
 from nbdist.errors import (
@@ -43,6 +42,7 @@ from nbdist.errors import (
     TaskDiedError,
     UnavailableError,
 )
+from nbdist.machine import count_cores
 from nbdist.runtime.session.cluster import add_target, remove_target
 from nbdist.runtime.task import Roster, TaskInfo, chief_of_roster, find_rank, roster_spec
 from nbdist.wire.hosts import host_identity

@@ -23,9 +23,10 @@ from nbdist.cluster.affinity import worker_cores
 from nbdist.cluster.folder import claim, remove_traces
 from nbdist.cluster.gpus import choose_gpus, kernel_cache, list_gpus
 from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, find_launcher
-from nbdist.cluster.resources import count_cores, plan_tasks
+from nbdist.cluster.resources import plan_tasks
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
 from nbdist.errors import FailedPreconditionError, UnavailableError
+from nbdist.machine import count_cores
 
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 5.0

@@ -40,7 +40,6 @@ from nbdist.cluster.resources import (
     HostResources,
     TaskPlan,
     check_counts,
-    count_cores,
     parse_memory,
     plan_placed,
     resources_of,
@@ -56,6 +55,7 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.home import home_path
+from nbdist.machine import count_cores
 from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.wire.keys import ClusterKeys
 

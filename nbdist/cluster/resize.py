@@ -37,7 +37,6 @@ from nbdist.cluster.resources import (
     MOST_TASKS,
     HostResources,
     TaskPlan,
-    count_cores,
     parse_memory,
     plan_task,
     resources_of,
@@ -52,6 +51,7 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.interrupts import HeldInterrupts
+from nbdist.machine import count_cores
 from nbdist.numbers import is_whole
 from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.wire.rpc.frame import Frame

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 from nbdist.cluster.affinity import CORES_VARIABLE, format_cores, worker_cores
 from nbdist.cluster.gpus import choose_gpus
 from nbdist.errors import InvalidArgumentError
+from nbdist.machine import count_cores
 from nbdist.numbers import is_whole
 
 # A library reads its variable when it is loaded, so the variable must be set before the process starts.
@@ -247,13 +247,6 @@ def check_counts(
         )
     if gpu_memory is not None and not (isinstance(gpu_memory, (int, float)) and 0 < gpu_memory <= 1):
         raise InvalidArgumentError(f"gpu_memory is a share of a GPU in (0, 1], not {gpu_memory!r}")
-
-
-def count_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 # How many threads the BLAS of this process computes on, once it is loaded.

@@ -21,9 +21,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
-import psutil
-
 from nbdist.data.structure import leaves_of
+from nbdist.machine import available_memory
 
 AUTOTUNE: Final = "auto"
 """In place of a number: ``prefetch`` and ``num_parallel_calls`` find and change it while they run."""
@@ -135,7 +134,7 @@ def pays_ahead(kinds: Sequence[str], cores: int) -> bool:
 
 def memory_budget() -> int:
     """Return how many bytes the buffers of one stage may take: an eighth of what is free."""
-    return int(psutil.virtual_memory().available) // MEMORY_SHARE
+    return available_memory() // MEMORY_SHARE
 
 
 def size_of(element: Any) -> int:

@@ -36,12 +36,13 @@ from nbdist.data.bottleneck import InputPipeline
 from nbdist.data.cached import FileCache, MemoryCache
 from nbdist.data.example import Features, checked_features, parsed_records
 from nbdist.data.files import Paths
-from nbdist.data.meter import Execution, Measured, Meter, count_cores, name_of, stages_of
+from nbdist.data.meter import Execution, Measured, Meter, name_of, stages_of
 from nbdist.data.policy import SHARD_HINT, AutoShardPolicy
 from nbdist.data.rows import ArrayRows, Rows
 from nbdist.data.steps import Inner, Step, tokens
 from nbdist.data.structure import ElementSpec, leaves_of, rebuild, spec_of
 from nbdist.errors import InvalidArgumentError
+from nbdist.machine import count_cores
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ results: a counter has one writer.
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.data.bottleneck import InputPipeline, StageReading
 from nbdist.data.steps import Step
+from nbdist.machine import count_cores
 
 if TYPE_CHECKING:
     from nbdist.data.blocks import Block, Blocks, Pass
@@ -261,13 +261,6 @@ class Meter:
         return InputPipeline(
             tuple(stages), last.elements, self.seconds, last.seconds, self._cores, self._training
         )
-
-
-def count_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def stages_of(blocks: Blocks) -> list[Measured]:

@@ -28,11 +28,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from nbdist.cluster.resources import count_cores
 from nbdist.distribute.agreement import same_variables
 from nbdist.distribute.membership import GroupReplica, GroupStrategy
 from nbdist.errors import DataLossError, InvalidArgumentError, TaskDiedError, UnavailableError
 from nbdist.graph.backend import backend, scoped_device, to_device
+from nbdist.machine import count_cores
 from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World
 from nbdist.runtime.layout import ALIGNMENT

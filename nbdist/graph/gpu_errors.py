@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nbdist.errors import NbdistError, ResourceExhaustedError, UnavailableError
 from nbdist.graph.backend import backend
+from nbdist.machine import memory_limit
 
 GPU_LOST_STATUS = 75  # the exit status of an engine whose GPU is lost (EX_TEMPFAIL of sysexits.h)
 NAMED = 5  # so many of the largest tensors are named
@@ -182,7 +181,7 @@ def _host_usage() -> str:
     import psutil
 
     memory = psutil.virtual_memory()
-    limits = [found for found in (_address_limit(), _cgroup_limit()) if found]
+    limits = [found for found in (_address_limit(), memory_limit()) if found]
     limit = f" of the {megabytes(min(limits))} that it may take" if limits else ""
     return (
         f"this process takes {megabytes(psutil.Process().memory_info().rss)}{limit}; "
@@ -195,10 +194,3 @@ def _address_limit() -> int:
 
     soft = resource.getrlimit(resource.RLIMIT_AS)[0]
     return 0 if soft == resource.RLIM_INFINITY else soft
-
-
-def _cgroup_limit(file: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    with suppress(OSError):
-        if re.fullmatch(r"\d+", text := file.read_text().strip()):
-            return int(text)
-    return 0

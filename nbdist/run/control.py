@@ -21,7 +21,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbdist.cluster.resources import count_cores
 from nbdist.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -29,6 +28,7 @@ from nbdist.errors import (
     ResourceExhaustedError,
     choices,
 )
+from nbdist.machine import count_cores
 from nbdist.numbers import is_whole
 from nbdist.optim.base import number
 from nbdist.train.context import Context, Control, StepPlan

@@ -7,11 +7,11 @@ import pytest
 from nbdist.cluster.resources import (
     MEMORY_VARIABLE,
     THREAD_VARIABLES,
-    count_cores,
     parse_memory,
     plan_tasks,
 )
 from nbdist.errors import InvalidArgumentError
+from nbdist.machine import count_cores
 
 
 def test_ranks_are_workers_then_parameter_servers() -> None:

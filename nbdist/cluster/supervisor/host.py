@@ -22,10 +22,11 @@ from nbdist.cluster.folder import host_folder
 from nbdist.cluster.gpus import kernel_cache, list_gpus
 from nbdist.cluster.hub import own_versions
 from nbdist.cluster.remnants import remove_remnants
-from nbdist.cluster.resources import THREAD_VARIABLES, count_cores
+from nbdist.cluster.resources import THREAD_VARIABLES
 from nbdist.cluster.supervisor.__main__ import raise_descriptor_limit, start_children
 from nbdist.cluster.supervisor.process import SupervisorProcess, read_line
 from nbdist.errors import NbdistError
+from nbdist.machine import count_cores
 from nbdist.wire.hosts import host_identity
 
 END_SECONDS, LOOK_SECONDS = 5.0, 0.05  # for the supervisor to end, without its relay

@@ -8,12 +8,12 @@ from typing import Any
 from nbdist.cluster.gpus import list_gpus
 from nbdist.cluster.launchers.registry import LAUNCHERS
 from nbdist.cluster.launchers.spec import LauncherSpec
-from nbdist.cluster.resources import count_cores
 from nbdist.errors import UnavailableError
 from nbdist.home import home_path, own_version
 from nbdist.lab.readers.files import find_home
 from nbdist.lab.state import VERSION
 from nbdist.lab.tensorboard.manager import problem as tensorboard_problem
+from nbdist.machine import count_cores
 from nbdist.metrics.gpu_usage import load_nvml
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from nbdist.cluster.resources import count_cores
+from nbdist.machine import count_cores
 from nbdist.metrics.log import Batch, log_path
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.timeline import Span, covered
