@@ -110,6 +110,10 @@ def test_settings_are_checked_before_anything_starts(monkeypatch: pytest.MonkeyP
     ):
         start_cluster(1, launcher="local", report=None, hosts=["a"])
     with pytest.raises(
+        InvalidArgumentError, match=r"starts its tasks on one host: between hosts MPI has ports"
+    ):
+        start_cluster(launcher="mpi", report=None, hosts="a:2,b:2")
+    with pytest.raises(
         InvalidArgumentError, match=r"hosts is a comma-separated list of host names, not \[\]"
     ):
         start_cluster(1, launcher="remote", report=None, hosts=[])

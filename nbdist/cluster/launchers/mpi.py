@@ -86,9 +86,13 @@ class MpiLauncher(ForkLauncher):
 
 SPEC = LauncherSpec(
     "mpi",
-    help="engines in one MPI world",
+    help="engines in one MPI world, on this host",
     make=MpiLauncher,
     fixed_size="an MPI world can neither add nor remove processes",
+    one_host="between hosts MPI has ports without authentication or encryption (docs/security.md), at which "
+    "others could change values and end ranks. Start workers on several hosts by launcher 'ssh' or 'slurm', "
+    "whose collectives 'ring' and 'hierarchical' are encrypted; where no one else reaches the network, run a "
+    "script under mpiexec or srun",
     lost_by_replacement="is no longer in the MPI world, which cannot add processes: collective 'mpi' needs a "
     "new cluster (%cluster stop, %cluster start --launcher mpi)",
     check=require_mpi,

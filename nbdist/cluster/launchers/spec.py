@@ -134,6 +134,7 @@ class LauncherSpec:
     - ``make(request)`` returns the launcher of one cluster, in its supervisor process
     - ``forks``: whether the supervisor forks the tasks; it then imports the tasks' libraries first
     - ``fixed_size``: why tasks can be neither added nor removed; "" if they can
+    - ``one_host``: why its tasks cannot be on other hosts, and what to do; "" for no particular reason
     - ``not_replaced``: why the process of a task cannot be replaced; "" if it can
     - ``lost_by_replacement``: what a replaced task can no longer do, for the user; "" for nothing
     - ``check()`` raises MissingExtra if a package that it needs is not installed, FailedPreconditionError if
@@ -158,6 +159,7 @@ class LauncherSpec:
     make: Callable[[LaunchRequest], Launcher]
     forks: bool = True
     fixed_size: str = ""
+    one_host: str = ""
     not_replaced: str = ""
     lost_by_replacement: str = ""
     check: Callable[[], None] = field(default=lambda: None)
@@ -200,6 +202,10 @@ class LauncherSpec:
         """
         own = {setting.name: setting for setting in self.settings}
         for name in given.keys() - own.keys():
+            if name == "hosts" and self.one_host:
+                raise InvalidArgumentError(
+                    f"launcher {self.name!r} starts its tasks on one host: {self.one_host}"
+                )
             raise InvalidArgumentError(
                 f"{name} is not a setting of launcher {self.name!r}, which has {', '.join(own) or 'none'}: "
                 "leave it out, or choose another launcher"
