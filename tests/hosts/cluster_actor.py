@@ -56,10 +56,11 @@ def run(code: str) -> list[Any]:
 
 
 def train(
-    strategy: str = "", epochs: int = 4, framework: str | None = None, data: str = "workers"
+    strategy: str = "", epochs: int = 4, framework: str | None = None, data: str = ""
 ) -> dict[str, Any]:
     """Train on all workers; return the run's error, its steps and the chief's last epoch."""
-    options = {"framework": framework} if framework else {"strategy": strategy, "data": data}
+    options = {"framework": framework} if framework else {"strategy": strategy}
+    options |= {"data": data} if data else {}
     done = nb.launch(with_ddp if framework else training(epochs), **options)
     return {"error": done.error, "steps": done.global_step, "epoch": done.last_epoch(0)}
 
