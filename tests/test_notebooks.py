@@ -6,16 +6,15 @@ quickly; the second one runs such a notebook as it is.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 from forked_kernels import forked_kernels
+from notebook_cells import FOLDER, printed, read, run_cells
 from tiers import exhaustive
 
-FOLDER = Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 SAYS = {  # texts that the outputs must contain
     "02_clusters_devices_and_the_graph.ipynb": ["is not initialised", "Singular matrix", "cannot be placed"],
@@ -69,6 +68,13 @@ SAYS = {  # texts that the outputs must contain
         "from one device: ",
         "rounding only: True",
         "both           {'all-reduce': 2",
+    ],
+    "13_from_two_cores_to_a_slurm_allocation.ipynb": [
+        "No Slurm answers",
+        "rounding only: True",
+        "died: killed by SIGKILL",
+        "120 steps; without a loss 120",
+        "running, on 3 workers",
     ],
 }
 SHORTER = {
@@ -134,12 +140,10 @@ SHORTER = {
 MARKS = {  # four workers import torch, which takes 20 s of CPU; XLA compiles for 10 s
     "11_your_pytorch_cell_on_four_workers.ipynb": [pytest.mark.frameworks, pytest.mark.timeout(300)],
     "12_one_model_on_a_mesh_of_devices.ipynb": [pytest.mark.frameworks, pytest.mark.timeout(300)],
+    # the first tier runs it on Slurm: tests/slurm/test_slurm_notebook.py
+    "13_from_two_cores_to_a_slurm_allocation.ipynb": [exhaustive],
 }
 IN_A_BROWSER = "01_quickstart.ipynb"  # which test_browser_quickstart runs
-
-
-def read(path: Path) -> Any:
-    return nbformat.read(path, as_version=4)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -185,7 +189,7 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     for cell in notebook.cells:
         cell.source = shortened(path.name, cell.source)
     with forked_kernels():
-        run_cells(notebook, [shortened(path.name, text) for text in says], tmp_path, monkeypatch)
+        run_notebook(notebook, [shortened(path.name, text) for text in says], tmp_path, monkeypatch)
 
 
 @exhaustive
@@ -195,22 +199,16 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     "path", [path for path in NOTEBOOKS if path.name in SHORTER], ids=lambda path: path.stem
 )
 def test_a_long_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_cells(read(path), SAYS[path.name], tmp_path, monkeypatch)
+    run_notebook(read(path), SAYS[path.name], tmp_path, monkeypatch)
 
 
-def run_cells(notebook: Any, says: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run every cell in a fresh kernel; an error stops it with the cell's traceback."""
-    from nbclient import NotebookClient
-
+def run_notebook(notebook: Any, says: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run every cell in a new kernel; an error stops it with the cell's traceback."""
     monkeypatch.setenv("NBDIST_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    notebook.cells.append(nbformat.v4.new_code_cell("%cluster stop"))
-    client = NotebookClient(
-        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": os.fspath(tmp_path)}}
-    )
-    client.execute()
-    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    cells = run_cells([*notebook.cells, nbformat.v4.new_code_cell("%cluster stop")], tmp_path)
+    shown = [output for cell in cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in shown)
-    printed = "".join(output.get("text", "") for output in shown)
-    for text in says:
-        assert text in printed
+    text = printed(cells)
+    for part in says:
+        assert part in text
