@@ -22,6 +22,8 @@ ABOUT: Item = {
                 {"name": "hosts", "help": "the hosts, and how many workers each has", "shows": "A:2,B:2|FILE",
                  "default": None},
                 {"name": "python", "help": "the Python of the hosts", "shows": "PATH", "default": None},
+                {"name": "sync_env", "help": "make the notebook's environment on each host", "shows": "",
+                 "default": False, "switch": True},
             ],
         },
     },

@@ -154,6 +154,8 @@ def test_features_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: name if name in commands else None)
     monkeypatch.setattr("nbdist.cluster.launchers.kubernetes.request.find_spec", lambda name: None)
     assert about()["launchers"] == ["local", "mpi", "ssh"]
+    of_ssh = about()["launcher_forms"]["ssh"]["settings"]
+    assert {one["name"] for one in of_ssh if one["switch"]} == {"sync_env", "sync_modules"}
     monkeypatch.setattr("nbdist.cluster.launchers.mpi.find_spec", lambda name: None)
     commands[:] = ["srun"]
     found = about()
@@ -166,7 +168,7 @@ def test_features_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {name: form["elsewhere"] for name, form in forms.items()} == {"local": False, "slurm": True}
     assert forms["local"]["settings"] == []
     nodes = next(one for one in forms["slurm"]["settings"] if one["name"] == "nodes")
-    assert (nodes["shows"], nodes["default"]) == ("N|N-M", "")
+    assert (nodes["shows"], nodes["default"], nodes["switch"]) == ("N|N-M", "", False)
     assert "number of nodes" in nodes["help"]
     assert (found["version"], found["problem"]) == (1, None)
     monkeypatch.setenv("NBDIST_HOME", "/dev/null")

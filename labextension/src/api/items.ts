@@ -30,6 +30,8 @@ export type LauncherSetting = {
   /** What a value looks like, such as "A:2,B:2|FILE". */
   shows: string;
   default: string | number | boolean | null;
+  /** Whether it is on or off, without another value; a server of an older version does not say. */
+  switch?: boolean;
 };
 
 export type LauncherForm = {
@@ -261,8 +263,8 @@ export interface StartRequest {
   workers: number | null;
   ps: number;
   launcher: string;
-  /** The launcher's own settings, as texts; missing ones have their defaults. */
-  settings: Record<string, string>;
+  /** The launcher's own settings: texts, and true for a switch; missing ones have their defaults. */
+  settings: Record<string, string | true>;
   gpus: 'auto' | 'none' | number;
   threads: number | null;
   memory: string | null;

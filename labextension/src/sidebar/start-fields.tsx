@@ -109,6 +109,9 @@ interface SettingProps {
   onChange: (value: string) => void;
 }
 
+/** The text of a switch that is on; "" is off. */
+const ON = 'on';
+
 /** A setting of the chosen launcher; the server checks its value. */
 function SettingField({ setting, value, onChange }: SettingProps): ReactElement {
   const id = `nbd-start-setting-${setting.name}`;
@@ -116,15 +119,25 @@ function SettingField({ setting, value, onChange }: SettingProps): ReactElement 
   return (
     <div className="nbd-Field" title={setting.help}>
       <label htmlFor={id}>{label.charAt(0).toUpperCase() + label.slice(1)}</label>
-      <input
-        id={id}
-        className="jp-mod-styled"
-        value={value}
-        placeholder={setting.default ? String(setting.default) : setting.shows}
-        aria-describedby={`${id}-help`}
-        spellCheck={false}
-        onChange={event => onChange(event.target.value)}
-      />
+      {setting.switch ? (
+        <input
+          id={id}
+          type="checkbox"
+          checked={value === ON}
+          aria-describedby={`${id}-help`}
+          onChange={event => onChange(event.target.checked ? ON : '')}
+        />
+      ) : (
+        <input
+          id={id}
+          className="jp-mod-styled"
+          value={value}
+          placeholder={setting.default ? String(setting.default) : setting.shows}
+          aria-describedby={`${id}-help`}
+          spellCheck={false}
+          onChange={event => onChange(event.target.value)}
+        />
+      )}
       <span className="nbd-Hidden" id={`${id}-help`}>
         {setting.help}
       </span>
@@ -231,11 +244,11 @@ export function validate(values: StartValues, trans: TranslationBundle, about: A
 
 /** The request for the server; the fields must be valid. */
 export function startRequest(values: StartValues, about: About | null): StartRequest {
-  const settings: Record<string, string> = {};
-  for (const { name } of launcherForm(values, about).settings) {
-    const value = values.settings[name]?.trim();
+  const settings: StartRequest['settings'] = {};
+  for (const setting of launcherForm(values, about).settings) {
+    const value = values.settings[setting.name]?.trim();
     if (value) {
-      settings[name] = value;
+      settings[setting.name] = setting.switch ? true : value;
     }
   }
   const gpus = values.gpus === 'auto' || values.gpus === 'none' ? values.gpus : Number(values.gpus);

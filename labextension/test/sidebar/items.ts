@@ -17,7 +17,8 @@ export const ABOUT: About = {
       help: 'engines on other hosts, by ssh', elsewhere: true,
       settings: [
         { name: 'hosts', help: 'the hosts', shows: 'A:2,B:2|FILE', default: null },
-        { name: 'python_path', help: 'the Python there', shows: 'PATH', default: null }
+        { name: 'python_path', help: 'the Python there', shows: 'PATH', default: null },
+        { name: 'sync_env', help: 'make the environment there', shows: '', default: false, switch: true }
       ]
     }
   },

@@ -164,10 +164,10 @@ describe('the form', () => {
 
   it('leaves workers and GPUs to other hosts, and sends the settings of the chosen launcher', () => {
     const first = initialValues(ABOUT, DEFAULTS);
-    const there = { ...changed(first, 'launcher', 'ssh', ABOUT), settings: { hosts: ' a:2,b ', python_path: ' ', nodes: '2' } };
+    const there = { ...changed(first, 'launcher', 'ssh', ABOUT), settings: { hosts: ' a:2,b ', python_path: ' ', nodes: '2', sync_env: 'on' } };
     expect(there.workers).toBe('');
     expect(validate(there, trans, ABOUT)).toEqual({});
-    expect(startRequest(there, ABOUT)).toMatchObject({ launcher: 'ssh', workers: null, gpus: 'auto', settings: { hosts: 'a:2,b' } });
+    expect(startRequest(there, ABOUT)).toMatchObject({ launcher: 'ssh', workers: null, gpus: 'auto', settings: { hosts: 'a:2,b', sync_env: true } });
     const back = changed(there, 'launcher', 'mpi', ABOUT);
     expect(startRequest(back, ABOUT)).toMatchObject({ launcher: 'mpi', workers: 2, settings: {} });
     expect(Object.keys(validate({ ...back, workers: '' }, trans, ABOUT))).toEqual(['workers']);

@@ -46,7 +46,10 @@ def launcher_form(spec: LauncherSpec) -> dict[str, Any]:
     return {
         "help": spec.help,
         "elsewhere": spec.is_elsewhere(),
-        "settings": [{field: getattr(one, field) for field in fields} for one in spec.settings],
+        "settings": [
+            {**{field: getattr(one, field) for field in fields}, "switch": one.read is None}
+            for one in spec.settings
+        ],
     }
 
 
