@@ -450,6 +450,7 @@ def summary_of(run: Run) -> Summary:
     counted = run.options.framework is None or any(one.step for one in standing)
     lost = {i for i, replica in enumerate(standing) if replica.state == LOST}
     left = {i for i, replica in enumerate(standing) if replica.state == LEFT}
+    nodes = nodes_of(run.tasks, run.members.infos)
     rows: list[dict[str, Any]] = []
     steps: list[int] = []
     for i, task in enumerate(run.tasks):
@@ -460,7 +461,7 @@ def summary_of(run: Run) -> Summary:
         # A loop that nbdist does not make numbers its points itself, from 0 on.
         own = standing[i].step if has_quorum(run) or not run.trains or run.options.framework else 0
         step = own or (int(last.step) if last is not None else 0)
-        row: dict[str, Any] = {"task": short_task(task)}
+        row: dict[str, Any] = {"task": short_task(task)} | ({"host": nodes[i]} if any(nodes) else {})
         if lost or left:
             row["state"] = LOST if i in lost else LEFT if i in left else run.status
         # The last report of a lost replica was up to 0.1 s old.
@@ -499,7 +500,7 @@ def summary_of(run: Run) -> Summary:
         remarks=[*remarks_on(run, standing), *map(with_short_tasks, whole.servers)],
         replicas=[
             {"state": one.state, "step": one.step} | ({"host": node} if node else {})
-            for one, node in zip(standing, nodes_of(run.tasks, run.members.infos), strict=False)
+            for one, node in zip(standing, nodes, strict=False)
         ]
         if rows
         else [],

@@ -1,5 +1,5 @@
 // A card for each replica: its state, step, speed and staleness, and where its time goes. Choosing a card shows
-// its line in the charts.
+// its line in the charts. The cards of a run on several hosts stand below the name of their host.
 import { make, setText } from "../dom/elements.js";
 import { COLOURED } from "../dom/theme.js";
 import { formatCount, formatMoment, formatShort } from "../text/format.js";
@@ -20,6 +20,8 @@ export class ReplicaCards {
     this.chosen = null;
     /** @type {Map<number, HTMLButtonElement>} */
     this.cards = new Map();
+    /** @type {Map<string, HTMLElement>} */
+    this.hosts = new Map();
     this.grid = make("div", { class: "nbd-strip" });
     this.grid.addEventListener("keydown", (event) => this.onKey(event));
     this.tabStop = 0; // the replica with the card that is the Tab stop
@@ -49,26 +51,51 @@ export class ReplicaCards {
       if (!card) {
         card = this.makeCard(number);
         this.cards.set(number, card);
-        const after = numbers.find((other) => other > number && this.cards.has(other));
-        this.grid.insertBefore(card, after === undefined ? null : this.cards.get(after) ?? null);
       }
+      this.place(card, number, numbers, replicas[number].host ?? null);
       card.tabIndex = numbers.length > COLOURED && number !== here ? -1 : 0;
       write(card, replicas[number], labels[number] ?? `replica ${number}`, longest);
     }
+    for (const [host, group] of this.hosts) {
+      group.style.setProperty("--nbd-cards", String(group.children.length - 1));
+      if (group.children.length === 1) {
+        group.remove();
+        this.hosts.delete(host);
+      }
+    }
+    this.grid.classList.toggle("nbd-hosts", this.hosts.size > 0);
     this.key.hidden = longest === 0;
+  }
+
+  /** Puts a card among those of its host, unless it is there. @param {HTMLElement} card @param {number} number @param {number[]} numbers @param {string | null} host */
+  place(card, number, numbers, host) {
+    let place = host === null ? this.grid : this.hosts.get(host);
+    if (host !== null && !place) {
+      place = make("div", { class: "nbd-host", role: "group", "aria-label": `host ${host}` }, make("div", { class: "nbd-host-name", title: host, "aria-hidden": "true" }, `host ${host}`));
+      this.hosts.set(host, place);
+      this.grid.append(place);
+    }
+    if (!place || card.parentElement === place) return;
+    const after = numbers.find((other) => other > number && this.cards.get(other)?.parentElement === place);
+    place.insertBefore(card, after === undefined ? null : this.cards.get(after) ?? null);
   }
 
   /** Arrow keys go from card to card. @param {KeyboardEvent} event */
   onKey(event) {
-    const cards = /** @type {HTMLElement[]} */ ([...this.grid.children]);
+    const cards = /** @type {HTMLElement[]} */ ([...this.grid.querySelectorAll(".nbd-card")]);
     const here = cards.indexOf(/** @type {HTMLElement} */ (document.activeElement));
-    const below = cards.findIndex((card) => card.offsetTop > cards[0].offsetTop);
-    const columns = below < 0 ? cards.length : below;
-    const moves = /** @type {Record<string, number>} */ ({
-      ArrowLeft: here - 1, ArrowRight: here + 1, ArrowUp: here - columns, ArrowDown: here + columns, Home: 0, End: cards.length - 1,
+    /** The nearest card of the next line. @param {number} sign 1 for downwards, -1 for upwards */
+    const line = (sign) => {
+      const away = (/** @type {HTMLElement} */ card) => sign * (card.offsetTop - cards[here].offsetTop);
+      const aside = (/** @type {HTMLElement} */ card) => Math.abs(card.offsetLeft - cards[here].offsetLeft);
+      const beyond = cards.filter((card) => away(card) > 0).sort((a, b) => away(a) - away(b) || aside(a) - aside(b));
+      return beyond.length ? cards.indexOf(beyond[0]) : -1;
+    };
+    const moves = /** @type {Record<string, () => number>} */ ({
+      ArrowLeft: () => here - 1, ArrowRight: () => here + 1, ArrowUp: () => line(-1), ArrowDown: () => line(1), Home: () => 0, End: () => cards.length - 1,
     });
     if (here < 0 || !(event.key in moves)) return;
-    cards[moves[event.key]]?.focus();
+    cards[moves[event.key]()]?.focus();
     event.preventDefault();
   }
 
@@ -107,7 +134,6 @@ function write(card, status, label, longest) {
   state.classList.toggle("nbd-spoken", UNMARKED_STATES.includes(word));
   card.dataset.state = word;
   const parts = [
-    ["host", status.host != null && `on ${status.host}`],
     ["step", status.step != null && `step ${formatCount(status.step)}`],
     ["rate", status.steps_per_second != null && word !== "paused" && `${formatShort(status.steps_per_second)}/s`],
     ["stale", status.staleness != null && `staleness ${formatShort(status.staleness)}`],

@@ -101,6 +101,22 @@ describe("Strip", () => {
     expect(joined.querySelector(".nbd-figures")?.textContent).toBe("step\u00a09 · replaced after 3.1 s, joined at step 4");
   });
 
+  test("puts the cards of several hosts below their host", () => {
+    const strip = new ReplicaCards(() => {});
+    const groups = () => [...strip.grid.children].map((group) => [
+      group.getAttribute("aria-label"), ...[...group.querySelectorAll(".nbd-name")].map((name) => name.textContent),
+    ]);
+    strip.show({ 0: { host: "a" }, 1: { host: "a" }, 2: { host: "b" }, 10: { host: "c" } }, []);
+    expect(groups()).toEqual([["host a", "replica 0", "replica 1"], ["host b", "replica 2"], ["host c", "replica 10"]]);
+    const card = strip.cards.get(10);
+    strip.show({ 0: { host: "b" }, 1: { host: "a" }, 2: { host: "b" }, 10: { host: "a" } }, []); // c is lost
+    expect(groups()).toEqual([["host a", "replica 1", "replica 10"], ["host b", "replica 0", "replica 2"]]);
+    expect(strip.cards.get(10)).toBe(card);
+    strip.show({ 0: { host: null }, 1: {} }, []);
+    expect([...strip.grid.children]).toEqual([strip.cards.get(0), strip.cards.get(1)]);
+    expect(strip.grid.classList.contains("nbd-hosts")).toBe(false);
+  });
+
   test("shows the parts of a step's time", () => {
     const strip = new ReplicaCards(() => {});
     strip.show({ 0: { spent: { data: 1, compute: 6, exchange: 2, wait: 1 } }, 1: {} }, []);
