@@ -385,3 +385,14 @@ def test_the_documentation_has_every_sentence() -> None:
     page = (ROOT / "docs" / "hosts.md").read_text()
     for row in (*CAUSES, *PROBLEMS, NO_PYTHON):
         assert f"| {row.name} | {row.text} |" in page, row.name
+
+
+def test_the_transcript_of_the_documentation_is_what_is_printed() -> None:
+    disk, memory = 12.5 * GB, 7.8 * GB
+    hosts = (
+        Examined("", changed(home={"free": 61 * GB}, shm={"total": memory})),
+        Examined("a", changed(home={"free": disk}, shm={"total": CONTAINERS_SHM, "free": CONTAINERS_SHM})),
+        Examined("b", changed(home={"free": 61 * GB}, shm={"total": memory}, versions={"nbdist": "0.1.0"})),
+    )
+    page = (ROOT / "docs" / "hosts.md").read_text()
+    assert f"```text\n{examine.Report(hosts, Wanted())}\n```" in page
