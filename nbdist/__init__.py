@@ -13,6 +13,12 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+# A Python that is named with --python may be older; see `nbdist.cluster.hosts.CAUSES`.
+if sys.version_info < (3, 11):  # noqa: UP036
+    raise ImportError(
+        f"nbdist needs Python 3.11 or newer, and this is {'.'.join(map(str, sys.version_info[:3]))}"
+    )
+
 from nbdist.stubs import loader, stub_names
 
 __version__ = "0.2.0"

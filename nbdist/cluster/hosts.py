@@ -22,6 +22,7 @@ from nbdist.errors import InvalidArgumentError, StorageError
 from nbdist.text import clip
 
 MOST_SLOTS = 4096
+SENTENCE = 78  # exit code of our programs on a host whose last line is the sentence about it
 MOST_BYTES = 1 << 20  # of a file with hosts
 LONGEST_REASON = 300  # characters of ssh's own words in a sentence
 
@@ -319,6 +320,12 @@ CAUSES = (
     ),
     Cause("disk", r"No space left on device", "a disk there is full; delete files", status=()),
     Cause(
+        "old Python",
+        r"nbdist needs Python 3.11 or newer, and this is (?P<version>[0-9.]+)",
+        "its Python is {version}, and nbdist needs 3.11 or newer; name another one with --python PATH",
+        status=(1,),
+    ),
+    Cause(
         "nbdist",
         r"No module named '?(?P<module>nbdist(?:\.[\w.]+)?)'?",
         "its Python has no {module}; install the nbdist of this host there",
@@ -333,7 +340,8 @@ CAUSES = (
     Cause(
         "command",
         r"(?P<said>[^\n]*)\s*\Z",
-        "the shell there finds no such command ({said}); install it, or give its path",
+        "the shell there finds no such command ({said}); install it, or name the Python there with "
+        "--python PATH",
         status=(126, 127),
     ),
 )
@@ -359,6 +367,9 @@ def why_ssh_ended(host: str, status: int | None, stderr: str) -> str:
     >>> why_ssh_ended("a", 255, "Permission denied (publickey).")[:34]
     "host a: it refuses this user's key"
     """
+    last = stderr.strip().rpartition("\n")[2]
+    if status == SENTENCE and last.startswith(f"host {host}: "):
+        return last
     cause, values = find_cause(status, stderr)
     return f"host {host}: {cause.text.format_map(values | {'host': host})}"
 

@@ -12,7 +12,7 @@ from typing import Any
 from nbdist.cluster.folder import write_json
 from nbdist.cluster.supervisor.engine import RECONNECT_MS
 from nbdist.cluster.versions import SHARED, shared_part
-from nbdist.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from nbdist.errors import FailedPreconditionError, UnavailableError
 from nbdist.home import own_version
 from nbdist.runtime.task import Roster
 from nbdist.wire.keys import secret_folder
@@ -74,32 +74,18 @@ def check_versions(theirs: Mapping[str, str]) -> None:
         )
 
 
-def check_host_versions(theirs: Mapping[str, Mapping[str, str]]) -> None:
-    """Raise FailedPreconditionError with a table if hosts, by name, run other versions than this process."""
+def versions_table(theirs: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the versions of hosts, by name, that differ from this process's, as lines; "" without any."""
     ours = own_versions()
     other = {name: versions for name, versions in theirs.items() if versions != ours}
-    if other:
-        head = "".join(f" {name:14}" for name in ("here", *other))
-        rows = "\n".join(
-            f"  {name:12}" + "".join(f" {one.get(name, '?'):14}" for one in (ours, *other.values()))
-            for name in ours
-        )
-        raise FailedPreconditionError(
-            f"{', '.join(other)} run{'s' * (len(other) == 1)} other versions than "
-            f"this process; install the same there, or name their Python (--python)\n  {'':12}{head}\n{rows}"
-        )
-
-
-def check_machines(identities: Mapping[str, str]) -> None:
-    """Raise InvalidArgumentError if two hosts, by name, are the same machine."""
-    seen: dict[str, str] = {}
-    for name, identity in identities.items():
-        if identity in seen:
-            raise InvalidArgumentError(
-                f"host {name} is the same machine as {seen[identity]}, and its cores would be used twice: "
-                "list it once, with the number of its workers (HOST:N)"
-            )
-        seen[identity] = name
+    if not other:
+        return ""
+    head = "".join(f" {name:14}" for name in ("here", *other))
+    rows = "\n".join(
+        f"  {name:12}" + "".join(f" {one.get(name, '?'):14}" for one in (ours, *other.values()))
+        for name in ours
+    )
+    return f"\n  {'':12}{head}\n{rows}"
 
 
 class HubEngines:

@@ -18,11 +18,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nbdist.cluster.description import read_description
-from nbdist.cluster.hub import check_host_versions, check_machines
+from nbdist.cluster.doctor.judge import CORE, judge_joined
+from nbdist.cluster.doctor.observe import software
 from nbdist.cluster.resize import ScaleUp, describe_scale_up, plan_more
 from nbdist.cluster.resources import resources_of
 from nbdist.cluster.supervisor.client import SupervisorClient
-from nbdist.errors import DeadlineExceededError, NbdistError, UnavailableError
+from nbdist.errors import DeadlineExceededError, FailedPreconditionError, NbdistError, UnavailableError
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
@@ -97,10 +98,13 @@ class LateHosts(threading.Thread):
         if (report := reports.pop(host, None)) is None:  # it has been lost again
             return
         try:
-            check_host_versions({host: report["versions"]})
             asked = read_description(cluster.folder).asked
-            if asked.get("hosts"):
-                check_machines({name: one["identity"] for name, one in {**reports, host: report}.items()})
+            reports[host] = report
+            refused, notes = judge_joined(reports, software(CORE), named=bool(asked.get("hosts")))
+            if host in refused:
+                raise FailedPreconditionError(refused[host].partition(": ")[2])
+            if host in notes:
+                self._report(notes[host])
             slots = {host: self._awaited[host]}
             found = {host: resources_of(report, asked.get("gpus", "auto"), slots[host])}
             plans = plan_more(cluster.tasks, slots[host], asked, found, slots)

@@ -10,24 +10,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from nbdist.cluster import task_setup as on_task
 from nbdist.cluster.affinity import describe_binding, worker_cores
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.description import write_description
+from nbdist.cluster.doctor.judge import CORE, judge_joined
+from nbdist.cluster.doctor.observe import software
 from nbdist.cluster.folder import claim, new_id, remove_traces, this_process
 from nbdist.cluster.gpus import choose_gpus, kernel_cache, list_gpus, require_gpus
 from nbdist.cluster.hosts import Host
 from nbdist.cluster.hub import (
     EXIT_SECONDS,
     HubEngines,
-    check_host_versions,
-    check_machines,
     close_client,
     connect_client,
     is_engine_death,
     own_versions,
+    versions_table,
     write_ipyparallel_files,
 )
 from nbdist.cluster.late_hosts import LateHosts
@@ -49,6 +50,7 @@ from nbdist.cluster.supervisor.process import IdleTimeout
 from nbdist.cluster.time_limits import LEAST_UNUSED, SAVE_BEFORE, parse_seconds
 from nbdist.errors import (
     DeadlineExceededError,
+    FailedPreconditionError,
     InvalidArgumentError,
     NbdistError,
     ResourceExhaustedError,
@@ -274,6 +276,8 @@ class _Startup:
         self.hosts = [] if plans is not None else list(wanted.slots)
         self.missing: dict[str, str] = {}
         """Why a host has not joined, by its name."""
+        self.refused: dict[str, str] = {}
+        """Why a host that has joined cannot have tasks."""
         self.launcher, self.settings, self.asked, self._limits = launcher, settings, asked, limits
         self.timeout = timeout
         self.report = report
@@ -361,7 +365,7 @@ class _Startup:
     def awaited(self) -> list[str]:
         """Return the hosts that have no tasks yet; those of `missing` have failed."""
         used = {plan.host for plan in self.plans}
-        return [name for name in self.hosts if name not in used]
+        return [name for name in self.hosts if name not in used and name not in self.refused]
 
     def _join_hosts(self) -> None:
         """Wait for the supervisors of other hosts, all or enough of them, and have them start their tasks."""
@@ -377,20 +381,32 @@ class _Startup:
             least = self.wanted.least
             if self.wanted.room(joined) >= least or self.wanted.room(possible) < least:
                 decided = min(decided, time.monotonic())
-        joined = [name for name in self.hosts if name in supervisor.hosts]
+        reports = {name: supervisor.hosts[name] for name in self.hosts if name in supervisor.hosts}
+        self.refused, notes = judge_joined(reports, software(CORE), named=bool(self.asked.get("hosts")))
+        joined = [name for name in reports if name not in self.refused]
         if self.wanted.room(joined) < self.wanted.least:
-            raise UnavailableError("\n".join(dict.fromkeys(self.missing.values())))
-        check_host_versions({name: supervisor.hosts[name]["versions"] for name in joined})
-        if self.asked.get("hosts"):  # by their names: those of a scheduler are apart
-            check_machines({name: supervisor.hosts[name]["identity"] for name in joined})
+            self._raise_missing(reports)
+        if self.refused:
+            supervisor.ask("refuse_hosts", self._left(), hosts=list(self.refused))
         slots = {name: self.wanted.slots[name] for name in joined}
         found = {name: resources_of(supervisor.hosts[name], self.wanted.gpus, slots[name]) for name in joined}
         self.plans = self.wanted.planned(slots, found)
         self._phase(f"{len(joined)} host{'s' * (len(joined) > 1)}")
-        for why in dict.fromkeys(self.missing.values()):
+        for why in dict.fromkeys([*self.missing.values(), *self.refused.values()]):
             self.report(f"{why}. The cluster starts without it")
+        for note in notes.values():
+            self.report(note)
         for plan in self.plans:
             supervisor.ask("start", self._left(), task=plan.to_dict())
+
+    def _raise_missing(self, reports: Mapping[str, Mapping[str, Any]]) -> NoReturn:
+        """Raise an error that says why the hosts are not enough."""
+        why = list(dict.fromkeys([*self.missing.values(), *self.refused.values()]))
+        if late := [name for name in self.hosts if name not in reports and name not in self.missing]:
+            why.append(f"{', '.join(late)}: not there yet when the start failed")
+        table = versions_table({name: report["versions"] for name, report in reports.items()})
+        kind = UnavailableError if self.missing else FailedPreconditionError
+        raise kind("\n".join(why) + table)
 
     def _engines(self) -> None:
         wanted = len(self.plans)
@@ -452,6 +468,8 @@ class _Startup:
             )
         for failed in supervisor.take("command_ended"):
             for host in failed["hosts"]:
+                if host in self.refused:
+                    continue
                 self.missing[host] = self.launcher.explain(host, failed["code"], failed["errors"])
         for waiting in supervisor.take("waiting"):
             self.deadline = math.inf  # a queue may take hours; the cell shows why, and can be interrupted
@@ -460,6 +478,8 @@ class _Startup:
             self.deadline = min(self.deadline, time.monotonic() + self.timeout)
             self._rename(named["before"], named["names"])
         for lost in supervisor.take("host_lost"):
+            if lost["name"] in self.refused:
+                continue
             raise UnavailableError(f"{lost['reason']}, while the cluster started")
         for rank, how in ended.items():
             name = "the controller" if rank == CONTROLLER else self.plans[rank].name

@@ -17,7 +17,8 @@ from nbdist.cluster.environments.__main__ import make_offer, pack_modules
 from nbdist.cluster.environments.lock import Lock, project_modules, read_lock, wheels_in
 from nbdist.cluster.environments.pack import build_editable, pack_installed, stamp
 from nbdist.cluster.environments.receive import explain_uv
-from nbdist.cluster.launchers.ssh import SPEC, SYNC_FAILED, ssh_ended
+from nbdist.cluster.hosts import SENTENCE, why_ssh_ended
+from nbdist.cluster.launchers.ssh import SPEC
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 
 ABI = f"cp{sys.version_info.major}{sys.version_info.minor}"
@@ -182,8 +183,8 @@ def test_wheels_without_an_environment_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_sentence_of_a_host_is_kept() -> None:
-    assert ssh_ended("a", SYNC_FAILED, "noise\nhost a: its disk is full\n") == "host a: its disk is full"
-    assert ssh_ended("a", 255, "Permission denied (publickey).").startswith("host a: it refuses")
+    assert why_ssh_ended("a", SENTENCE, "noise\nhost a: its disk is full\n") == "host a: its disk is full"
+    assert why_ssh_ended("a", 255, "Permission denied (publickey).").startswith("host a: it refuses")
 
 
 @pytest.mark.parametrize(

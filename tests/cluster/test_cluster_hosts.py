@@ -216,6 +216,12 @@ TRACEBACK = "Traceback (most recent call last):\n  File ...\nModuleNotFoundError
         ("module", 1, TRACEBACK, "no module numpy"),
         ("command", 127, "bash: line 1: python: command not found\n", "python: command not found"),
         ("command", 127, "Welcome!\nfish: Unknown command: python\r\n", "(fish: Unknown command: python"),
+        (
+            "old Python",
+            1,
+            "ImportError: nbdist needs Python 3.11 or newer, and this is 3.8.10\n",
+            "is 3.8.10,",
+        ),
         ("command", 127, "", "finds no such command"),
         ("command", 126, "sh: 1: /opt/python: Permission denied", "/opt/python"),
         ("late", None, "", "within the limit"),

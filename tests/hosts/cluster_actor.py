@@ -27,6 +27,17 @@ def reports() -> list[str]:
     return phases
 
 
+def heard(hosts: list[str], seconds: float = 10.0) -> list[str]:
+    """Wait until each of some hosts has a sentence among the reports, and return the reports."""
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while time.monotonic() < deadline:
+        told = "\n".join(phases)
+        if all(f"host {host}: " in told for host in hosts):
+            break
+        pause.wait(0.02)
+    return phases
+
+
 def grown(workers: int, seconds: float = 60.0) -> list[str]:
     """Wait until the cluster has so many workers."""
     deadline, pause = time.monotonic() + seconds, threading.Event()
@@ -255,7 +266,7 @@ def stop() -> float:
 
 
 ORDERS = (
-    *(start, reports, run, chdir, train, background, read, attach, finish, kill, dead, restart),
+    *(start, reports, heard, run, chdir, train, background, read, attach, finish, kill, dead, restart),
     *(state_of, next_run, cell),
     *(grow, grown, shrink, keys, kill_supervisor, rest, status, seconds_left, stop),
 )

@@ -1,4 +1,4 @@
-"""`nbdist doctor` on hosts that are broken on purpose: each gets one sentence that names the cause."""
+"""Hosts that are broken on purpose: `nbdist doctor` and a start say one sentence of each, with the cause."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,29 @@ def doctor(hosts: SshHosts, names: list[str], *flags: str) -> dict[str, str]:
     return found
 
 
+@contextmanager
+def starting(
+    hosts: SshHosts, names: list[str], broken: list[str], **options: object
+) -> Iterator[dict[str, str]]:
+    """Start a cluster on hosts while the doctor examines them; `broken` have a sentence within 10 s.
+
+    The sentences are in the dictionary after the block.
+    """
+    client, begun = hosts.run("head", "cluster_actor.py"), time.monotonic()
+    client.ask(do="start", launcher="ssh", hosts=",".join(names), min_workers=1, **options)
+    found: dict[str, str] = {}
+    yield found
+    started = client.answer()
+    assert "nodes" in started, started
+    lines = client.do(do="heard", hosts=broken, seconds=max(0.0, begun + limit(SECONDS) - time.monotonic()))
+    print(f"{time.monotonic() - begun:.1f} s", *lines, sep="\n")
+    client.do(do="stop")
+    client.end(SECONDS)
+    found |= dict(
+        re.findall(r"^host (\S+): (.+?)(?:\. The cluster starts without it)?$", "\n".join(lines), re.M)
+    )
+
+
 def customized(hosts: SshHosts, host: str, code: str) -> None:
     """Have each Python of a host's sessions run some code first."""
     folder = hosts.folder / f"{host}-site"
@@ -86,23 +111,24 @@ def test_hosts_that_ssh_does_not_reach(ssh_hosts: SshHosts) -> None:
         re.sub(rf"^\S+:{PORT} (?=.* host7$).*\n", "", (hosts.folder / "known_hosts").read_text(), flags=re.M)
     )
     strangers = ["no..where", "nowhere", "10.99.0.1", f"{NETWORK}.200"]
-    found = doctor(hosts, [*hosts.names, *strangers])
-    expect(
-        found,
-        {
-            "host1": f"port {PORT} of {hosts.addresses['host1']} does not answer",
-            "host2": f"nothing listens on port {PORT} of {hosts.addresses['host2']}",
-            "host3": "it refuses this user's keys; run `ssh-copy-id host3`",
-            "host4": f"its host key is not the one in {hosts.folder}/known_hosts:",
-            "host5": "its sshd does not answer: the host is frozen",
-            "host6": f"there is no route to {hosts.addresses['host6']}; check that the host is on",
-            "host7": "its host key is not known on this host",
-            "no..where": "the name no..where does not resolve",
-            "nowhere": "the name nowhere does not resolve",
-            "10.99.0.1": "there is no route to 10.99.0.1",
-            f"{NETWORK}.200": f"there is no route to {NETWORK}.200",
-        },
-    )
+    names = [*hosts.names, *strangers]
+    with starting(hosts, names, [name for name in names if name != "host8"]) as told:
+        found = doctor(hosts, names)
+    expected = {
+        "host1": f"port {PORT} of {hosts.addresses['host1']} does not answer",
+        "host2": f"nothing listens on port {PORT} of {hosts.addresses['host2']}",
+        "host3": "it refuses this user's keys; run `ssh-copy-id host3`",
+        "host4": f"its host key is not the one in {hosts.folder}/known_hosts:",
+        "host5": "its sshd does not answer: the host is frozen",
+        "host6": f"there is no route to {hosts.addresses['host6']}; check that the host is on",
+        "host7": "its host key is not known on this host",
+        "no..where": "the name no..where does not resolve",
+        "nowhere": "the name nowhere does not resolve",
+        "10.99.0.1": "there is no route to 10.99.0.1",
+        f"{NETWORK}.200": f"there is no route to {NETWORK}.200",
+    }
+    expect(found, expected)
+    expect(told, expected)
     hosts.thaw("host5")
 
 
@@ -120,19 +146,18 @@ def test_hosts_with_another_python(ssh_hosts: SshHosts) -> None:
     with_package(hosts, "host5", "nbdist", "9.9.9")
     with_package(hosts, "host6", "numpy", "1.26.4")
     customized(hosts, "host7", WITHOUT_OPTUNA)
-    found = doctor(hosts, hosts.names, "--python", "python", "--extras", "sweep")
-    expect(
-        found,
-        {
-            "host1": "it has no Python at python (",
-            "host2": "has no nbdist; run `",
-            "host3": "and nbdist needs 3.11 or newer",
-            "host4": "its Python is 3.99.1, and this host's is 3.",
-            "host5": "it has nbdist 9.9.9, and this host ",
-            "host6": "it has numpy 1.26.4, and this host ",
-            "host7": '-m pip install "nbdist[sweep]"` there',
-        },
-    )
+    with starting(hosts, hosts.names, hosts.names[:6], python="python") as told:
+        found = doctor(hosts, hosts.names, "--python", "python", "--extras", "sweep")
+    expected = {
+        "host2": "has no nbdist; ",
+        "host3": "and nbdist needs 3.11 or newer",
+        "host4": "its Python is 3.99.1, and this host's is 3.",
+        "host5": "it has nbdist 9.9.9, and this host ",
+        "host6": "it has numpy 1.26.4, and this host ",
+    }
+    extra = '-m pip install "nbdist[sweep]"` there'
+    expect(found, {**expected, "host1": "it has no Python at python (", "host7": extra})
+    expect(told, {**expected, "host1": "the shell there finds no such command ("})
 
 
 @pytest.mark.parametrize("ssh_hosts", [9], indirect=True)
@@ -148,23 +173,26 @@ def test_hosts_with_too_little(ssh_hosts: SshHosts) -> None:
     customized(hosts, "host9", OVER_QUOTA)
     with (hosts.folder / "config").open("a") as config:
         config.write(f"Host again\n  HostName {hosts.addresses['host5']}\n")
-    found = doctor(hosts, [*hosts.names, "again"])
-    expect(
-        found,
-        {
-            "host1": f"its folder {hosts.home}/nbdist cannot be written (Read-only file system)",
-            "host2": f"the disk of {hosts.home}/nbdist has 0 MiB left",
-            "host3": "its /dev/shm has 64 MiB, as a container by default",
-            "host4": "its /dev/shm has 0 MiB of 256 MiB left",
-            "host5": "its clock is 3600 s ahead of this host's",
-            "host6": f"it does not reach this host at {hosts.addresses['head']}:",
-            "host7": "it does not reach host8 (timed out)",
-            "host8": "it does not reach host7 (",
-            "host9": f"your disk quota for {hosts.home}/nbdist is used up",
-            "again": "it is the same machine as host5",
-        },
-    )
-    assert hosts.path("host3", hosts.home / "nbdist").exists() is False
+    names = [*hosts.names, "again"]
+    broken = [name for name in names if name not in ("host7", "host8")]
+    with starting(hosts, names, broken) as told:
+        found = doctor(hosts, names)
+    expected = {
+        "host1": f"its folder {hosts.home}/nbdist cannot be written (Read-only file system)",
+        "host2": f"the disk of {hosts.home}/nbdist has 0 MiB left",
+        "host3": "its /dev/shm has 64 MiB, as a container by default",
+        "host4": "its /dev/shm has 0 MiB of 256 MiB left",
+        "host5": "its clock is 3600 s ahead of this host's",
+        "host9": f"your disk quota for {hosts.home}/nbdist is used up",
+        "again": "it is the same machine as host5",
+    }
+    towards_head = {
+        "host6": f"it does not reach this host at {hosts.addresses['head']}:",
+        "host7": "it does not reach host8 (timed out)",
+        "host8": "it does not reach host7 (",
+    }
+    expect(found, expected | towards_head)
+    expect(told, {**expected, "host6": "it cannot reach the head of the cluster at"})
 
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="this machine has a driver")

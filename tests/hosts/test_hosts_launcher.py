@@ -97,7 +97,7 @@ def test_a_host_that_does_not_come_is_one_sentence(client: Actor, ssh_hosts: Ssh
     assert "the shell there finds no such command" in text
     assert "/no/python" in text
     error, text = client.do(**start | {"hosts": f"host1:1,{ssh_hosts.addresses['host1']}:1"})
-    assert (error, "is the same machine as host1" in text) == ("InvalidArgumentError", True)
+    assert (error, "is the same machine as host1" in text) == ("FailedPreconditionError", True)
     error, text = client.do(**start | {"hosts": "host1:1,host9:1"})
     assert (error, text.partition(":")[0]) == ("UnavailableError", "host host9")
     assert "does not resolve" in text

@@ -8,7 +8,7 @@ from another version of Python or of nbdist, so a value may be missing, or of an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,6 +105,12 @@ class Problem:
 
 
 CORE = ("nbdist", "numpy", "ipyparallel", "pyzmq")
+# What a start looks at: a host's supervisor before it joins, the client when it has joined, and what does not
+# keep a host from having tasks.
+FOLDER = ("home silent", "home not writable", "home of another user", "quota", "disk full")
+REFUSED = ("same machine", "another Python", "another nbdist", "another version")
+NOTED = ("no /dev/shm", "small /dev/shm", "full /dev/shm", "clock")
+
 NO_PYTHON = Problem(
     "no Python",
     "it has no Python at {python} ({said}); name another one with --python PATH",
@@ -112,14 +118,18 @@ NO_PYTHON = Problem(
 )
 
 
-def judge(host: Examined, here: Examined, wanted: Wanted) -> list[Finding]:
+def judge(
+    host: Examined, here: Examined, wanted: Wanted, only: Collection[str] | None = None
+) -> list[Finding]:
     """Return the problems of a host, the most fundamental first; none if it can have tasks.
 
     - ``here``: this host, whose versions the others must share
+    - ``only``: the rows of the table to look at, by their names; None for all
     """
     if host.failure is not None:
         return [host.failure]
-    found = ((problem, problem.find(host, here, wanted)) for problem in PROBLEMS)
+    rows = [problem for problem in PROBLEMS if only is None or problem.name in only]
+    found = ((problem, problem.find(host, here, wanted)) for problem in rows)
     return [
         Finding(
             problem.name, problem.text.format_map({name: _shown(value) for name, value in values.items()})
@@ -138,6 +148,41 @@ def sentence(host: Examined, findings: Sequence[Finding]) -> str:
     first, *others = findings
     also = f"; then also: {', '.join(finding.name for finding in others)}" if others else ""
     return f"{f'host {host.name}' if host.name else 'this host'}: {first.text}{also}"
+
+
+def judge_joined(
+    reports: Mapping[str, Mapping[str, Any]], software: Mapping[str, Any], *, named: bool = True
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return why hosts that have joined cannot have tasks, and notes on others; both by their names.
+
+    - ``reports``: what their supervisors say of themselves, by their names
+    - ``software``: what `observe.software` returns on this host
+    - ``named``: whether the user has named them: then two names may be one machine's
+
+    >>> software = {"python": {"version": "3.11.7"}, "versions": {"nbdist": "0.2.0"}}
+    >>> good = {"identity": "1", "facts": {**software, "shm": {"total": 8 << 30}}}
+    >>> small = {"identity": "2", "facts": {**software, "shm": {"total": 64 << 20}}}
+    >>> refused, notes = judge_joined({"a": good, "b": good, "c": small}, software)
+    >>> refused
+    {'b': 'host b: it is the same machine as a; list it once, with the number of its workers'}
+    >>> notes["c"]
+    'host c: its /dev/shm has 64 MiB, as a container by default; start the container with --shm-size=8g'
+    """
+    here = Examined("", software)
+    seen: dict[str, str] = {}
+    refused, notes = {}, {}
+    for name, report in reports.items():
+        facts, ahead = mapping(report.get("facts")), number(report.get("ahead")) or 0.0
+        identity = text(report.get("identity")) if named else ""
+        host = Examined(name, facts, clock=ahead, twin=seen.get(identity, ""))
+        if found := judge(host, here, Wanted(), REFUSED):
+            refused[name] = sentence(host, found)
+            continue
+        if identity:
+            seen[identity] = name
+        if found := judge(host, here, Wanted(), NOTED):
+            notes[name] = sentence(host, found)
+    return refused, notes
 
 
 # Python and its packages.

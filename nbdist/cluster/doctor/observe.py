@@ -56,10 +56,10 @@ def facts(plan: Mapping[str, Any], more: Mapping[str, Callable[[], Any]] = {}) -
     return together(
         {
             "python": _python,
-            "versions": lambda: {name: _version_of(name) for name in plan["packages"]},
+            "versions": lambda: versions(plan["packages"]),
             "nbdist": _has_nbdist,
             "home": lambda: writable(home_path()),
-            "shm": lambda: room("/dev/shm") if os.path.isdir("/dev/shm") else {"error": "there is none"},
+            "shm": shared_memory,
             "gpus": gpus,
             "identity": identity,
             **more,
@@ -97,11 +97,18 @@ def _has_nbdist() -> bool:
     return spec is not None and spec.origin is not None
 
 
-def _version_of(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+def software(packages: Sequence[str]) -> dict[str, Any]:
+    """Return the facts about this Python, which has nbdist, and its packages."""
+    return {"python": _python(), "versions": versions(packages), "nbdist": True}
+
+
+def versions(packages: Sequence[str]) -> dict[str, str | None]:
+    """Return the versions of distributions, None of one that is not there."""
+    found = dict.fromkeys(packages)
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def identity() -> dict[str, Any]:
@@ -157,6 +164,11 @@ def room(folder: str) -> dict[str, Any]:
     """Return the size of a disk and what this user may still write there, in bytes."""
     disk = shutil.disk_usage(folder)
     return {"total": disk.total, "free": disk.free}
+
+
+def shared_memory() -> dict[str, Any]:
+    """Return the size and the free bytes of /dev/shm, or why there is none."""
+    return room("/dev/shm") if os.path.isdir("/dev/shm") else {"error": "there is none"}
 
 
 def gpus() -> dict[str, Any]:

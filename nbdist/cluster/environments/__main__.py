@@ -4,7 +4,7 @@
 
 It reads nothing of its standard input: the plan there, which has keys, is for the supervisor that its ssh
 starts in the end. JSON lines on standard output are the progress, see `HostCommand`. A failure is one
-sentence on standard error, with exit code `SYNC_FAILED`.
+sentence on standard error, with exit code `SENTENCE`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from nbdist.cluster.environments.lock import project_modules, read_lock
 from nbdist.cluster.environments.pack import held, write_zip
 from nbdist.cluster.environments.receive import KEPT_DAYS
 from nbdist.cluster.environments.sync import CarrierEnded, Offer, boot_command, send, shell_exec
-from nbdist.cluster.hosts import ssh_command, why_ssh_ended
-from nbdist.cluster.launchers.ssh import OPTIONS, SYNC_FAILED
+from nbdist.cluster.hosts import SENTENCE, ssh_command, why_ssh_ended
+from nbdist.cluster.launchers.ssh import OPTIONS
 from nbdist.errors import NbdistError
 from nbdist.home import home, private_folder
 
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("host", help="the host, as for ssh")
     given = parser.parse_args(arguments)
     host = given.host
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(SYNC_FAILED))
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(SENTENCE))
 
     def report(line: str) -> None:
         print(json.dumps({"waiting": f"host {host}: {line}"}), flush=True)
@@ -52,10 +52,10 @@ def main(arguments: Sequence[str]) -> int:
         made = send(offer, ssh_command(host, boot, options=OPTIONS), report)
     except CarrierEnded as ended:
         print(why_ssh_ended(host, ended.status, ended.errors), file=sys.stderr)
-        return SYNC_FAILED
+        return SENTENCE
     except (NbdistError, OSError) as error:
         print(f"host {host}: {error}", file=sys.stderr)
-        return SYNC_FAILED
+        return SENTENCE
     print(json.dumps({"hosts": [host]}), flush=True)
     command = shell_exec(made, given.python or sys.executable, ["-m", HOST_MODULE, host])
     argv = ssh_command(host, command, options=OPTIONS)

@@ -21,7 +21,6 @@ from nbdist.cluster.launchers.local import ForkLauncher
 from nbdist.cluster.launchers.spec import HostCommand, LauncherSetting, LauncherSpec
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 
-SYNC_FAILED = 78  # exit code of `nbdist.cluster.environments`, whose errors are a sentence
 # ssh notices that the network fails; supervisors notice it by themselves, too.
 OPTIONS = ("-o", "ServerAliveInterval=5", "-o", "ClearAllForwardings=yes", "-o", "ForwardX11=no")
 
@@ -77,14 +76,6 @@ def sync_options(settings: Mapping[str, Any]) -> list[str]:
     if options and settings["python"]:
         options.append(f"--python={settings['python']}")
     return options
-
-
-def ssh_ended(host: str, code: int, errors: str) -> str:
-    """Return why the command of a host has ended, in a sentence."""
-    lines = errors.strip().splitlines()
-    if code == SYNC_FAILED and lines and lines[-1].startswith(f"host {host}: "):
-        return lines[-1]
-    return why_ssh_ended(host, code, errors)
 
 
 def check_hosts(value: Any) -> None:
@@ -166,5 +157,5 @@ SPEC = LauncherSpec(
     fits=lambda settings: "hosts are given" if settings.get("hosts") else "",
     hosts=ssh_hosts,
     commands=ssh_commands,
-    explain=ssh_ended,
+    explain=why_ssh_ended,
 )

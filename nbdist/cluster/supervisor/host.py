@@ -2,8 +2,8 @@
 
 NAME is the host's name in the cluster; without it, Slurm's, or the host's own. The plan is one JSON line on
 standard input: the cluster's id and keys, and the head's addresses and port. The process runs until the
-cluster ends, or the head is not heard any more. It prints what keeps it from starting to standard error, in
-one sentence, and exits with 1.
+cluster ends, or the head is not heard any more. What keeps it from starting is one sentence on standard
+error, "host NAME: ...", with exit code `SENTENCE`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from nbdist.cluster.affinity import describe_topology
+from nbdist.cluster.doctor.judge import CORE, FOLDER, Examined, Wanted, judge
+from nbdist.cluster.doctor.observe import shared_memory, software, writable
 from nbdist.cluster.folder import host_folder
 from nbdist.cluster.gpus import kernel_cache, list_gpus
+from nbdist.cluster.hosts import SENTENCE
 from nbdist.cluster.hub import own_versions
 from nbdist.cluster.remnants import remove_remnants
 from nbdist.cluster.resources import THREAD_VARIABLES
 from nbdist.cluster.supervisor.__main__ import raise_descriptor_limit, start_children
 from nbdist.cluster.supervisor.process import SupervisorProcess, read_line
 from nbdist.errors import NbdistError
+from nbdist.home import home_path
 from nbdist.machine import count_cores
 from nbdist.wire.hosts import host_identity
 
@@ -39,13 +43,16 @@ def main() -> None:
     os.umask(0o077)
     raise_descriptor_limit()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the connection that started it may end before the cluster
+    name = next(iter(sys.argv[1:]), "") or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     try:
         plan = json.loads(sys.stdin.buffer.readline(MOST_BYTES))
-        name = next(iter(sys.argv[1:]), "") or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        folder_facts = {"home": writable(home_path())}
+        if found := judge(Examined(name, folder_facts), Examined(""), Wanted(), FOLDER):
+            refuse(name, found[0].text)
         remove_remnants()
         folder, lock = host_folder(plan["cluster_id"], name)
     except (NbdistError, OSError, ValueError, KeyError) as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+        refuse(name, f"{type(error).__name__}: {error}")
     if list_gpus():
         os.environ.update(kernel_cache())
     for variable in THREAD_VARIABLES:  # a task sets its own share of the cores; see `set_blas_threads`
@@ -83,6 +90,8 @@ def _join(
             "topology": describe_topology(gpus),
             "versions": own_versions(),
             "pid": os.getpid(),
+            "facts": {**software(CORE), "shm": shared_memory()},
+            "clock": time.time(),
         }
         relay.sendall(json.dumps({"id": 1, "request": "host", "report": report}).encode() + b"\n")
         while "reply" not in (answer := read_line(relay)):
@@ -93,7 +102,7 @@ def _join(
         import shutil
 
         shutil.rmtree(folder, ignore_errors=True)
-        sys.exit(str(error))
+        refuse(name, str(error))
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)
@@ -110,6 +119,12 @@ def _join(
         "tasks": [],
     }
     return SupervisorProcess(relay, own, lock)
+
+
+def refuse(name: str, why: str) -> NoReturn:
+    """End with the sentence why this host does not join the cluster."""
+    print(f"host {name}: {why}", file=sys.stderr)
+    sys.exit(SENTENCE)
 
 
 def _relay(name: str, plan: dict[str, Any], supervisor: socket.socket, log: int) -> None:

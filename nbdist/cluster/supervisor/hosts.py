@@ -78,6 +78,7 @@ class Hosts:
         self.plan: dict[str, Any] = {}  # what a host's supervisor has to know, for its standard input
         self.ends: float | None = None  # when the hosts' job ends, in seconds since 1970
         self.awaits_job = False  # whether another job was submitted, and none of its hosts has joined
+        self._brought_up = 0.0  # when the first command was started, in seconds since 1970
         self._periods = 0  # grace periods that have passed since the cluster was to end
         self.relay = 0  # the pid of the relay's process
 
@@ -91,6 +92,7 @@ class Hosts:
         """Run the commands that start the supervisors of hosts, each with the plan on its standard input."""
         spec = self._supervisor.launcher_spec
         assert spec is not None
+        self._brought_up = self._brought_up or time.time()
         for one in spec.commands(self._supervisor.plan["settings"], names):
             try:
                 self.commands.append(Command(one, self.plan, self._supervisor))
@@ -109,6 +111,9 @@ class Hosts:
         """Take the supervisor of another host; the reply is what its engines need to connect."""
         report = dict(request["report"])
         name = str(report["name"])
+        # Its clock showed a time between the one of its command's start and now, unless it is wrong.
+        clock = number(report.pop("clock", None)) or time.time()
+        report["ahead"] = min(0.0, clock - self._brought_up) + max(0.0, clock - time.time())
         if name in self.by_name or self._supervisor.kill_at is not None:
             return {"error": f"host {name} has joined already, or the cluster is ending"}
         host = RemoteHost(name, report, client)

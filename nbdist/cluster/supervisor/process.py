@@ -346,6 +346,11 @@ class SupervisorProcess:
             case "bring_up":
                 self.hosts.bring_up([str(name) for name in request["hosts"]])
                 return {}
+            case "refuse_hosts":  # they have joined, and cannot have tasks
+                for name in request["hosts"]:
+                    if (host := self.hosts.by_name.get(str(name))) is not None:
+                        self.remove_client(host.connection)
+                return {}
             case "ready":
                 while self.held_ports:  # the controller listens on these ports now
                     self.held_ports.pop().close()
