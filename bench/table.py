@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import between_hosts
+from bench import between_hosts, many_hosts
 from bench.allreduce_work import SIZES
 from bench.frame import Bar, Benchmark, Goal, Survey, close
 from bench.input_work import WORKS
@@ -566,6 +566,18 @@ BENCHMARKS: list[Benchmark | Survey] = [
         )
         # At 10 Gbit/s the two cores that all hosts share are the limit, so that these figures have no bars.
         for gbit, bars in ((1, LINK_BARS), (10, dict[str, Bar]()))
+    ),
+    Survey(
+        "hosts.64",
+        "64 supervisors of hosts, simulated by processes of this host, and their head",
+        (
+            Goal(many_hosts.JOINED, "s", None),
+            Goal(many_hosts.MEMORY, "MB", None),
+            Goal(many_hosts.REST, "s of a core per min", Bar("<=", 3, "figure")),
+            Goal(many_hosts.LOST, "s", Bar("<=", 10, "figure")),
+            Goal(many_hosts.STOPPED, "s", Bar("<=", 5, "figure")),
+        ),
+        here("many_hosts", "--count", 64),
     ),
     *GPU_BENCHMARKS,
 ]
