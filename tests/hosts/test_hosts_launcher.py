@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from actors import Actor
 from ssh_hosts import PORT, SshHosts
+from tiers import exhaustive
 from waiting import limit, until
 
 pytestmark = pytest.mark.netns
@@ -152,6 +153,43 @@ def test_a_training_survives_its_client_and_a_host(client: Actor, ssh_hosts: Ssh
     assert "it was replaced after" in replaced
     other.do(do="stop")
     other.end(LEAVE_SECONDS)
+
+
+@exhaustive
+def test_a_training_goes_on_without_hosts_that_freeze_or_are_not_heard(
+    client: Actor, ssh_hosts: SshHosts
+) -> None:
+    client.do(do="start", launcher="ssh", hosts="host1:1,host2:1,host3:1")
+    run = client.do(do="background", epochs=30)
+    ssh_hosts.freeze("host1")  # the chief's
+    ssh_hosts.drop("host2", "head")  # it hears the head, which does not hear it
+    client.do(do="attach", run=run)
+    ended = client.do(do="finish")
+    assert (ended["error"], ended["steps"]) == (None, 30 * 180)
+    notes = "\n".join(ended["notes"])
+    for task in ("/job:worker/task:0 (pid", "/job:worker/task:1 (pid"):
+        assert task in notes
+    ssh_hosts.thaw("host1")  # its processes end, and so have those of host2
+    ssh_hosts.hear_again("host2")
+    for host in ("host1", "host2"):
+        assert until(lambda host=host: not traces(ssh_hosts, host), limit(LOST_SECONDS))
+    assert [row["state"] for row in client.do(do="status")["hosts"]] == ["absent", "absent", "up"]
+    assert client.do(do="run", code="__import__('nbdist').task.info.node") == ["host3"] * 3
+    client.do(do="stop")
+
+
+@exhaustive
+def test_resets_of_the_connections_to_the_head_cost_nothing(client: Actor, ssh_hosts: SshHosts) -> None:
+    client.do(do="start", launcher="ssh", hosts="host1:1,host2:1,host3:1")
+    run = client.do(do="background", epochs=20)
+    client.do(do="attach", run=run)
+    client.ask(do="finish")
+    while client.silent(0.5):
+        ssh_hosts.reset_connections("head")
+    ended = client.answer()
+    assert (ended["error"], ended["steps"], ended["notes"]) == (None, 20 * 180, [])
+    assert {row["state"] for row in client.do(do="status")["hosts"]} == {"up"}
+    client.do(do="stop")
 
 
 def test_hosts_end_their_tasks_without_their_head(client: Actor, ssh_hosts: SshHosts) -> None:
