@@ -38,6 +38,7 @@ from nbdist.cluster.hub import own_versions
 from nbdist.cluster.launch import start_cluster
 from nbdist.cluster.launchers.registry import AUTO, DEFAULT_LAUNCHER, all_settings, choose_launcher
 from nbdist.cluster.supervisor.client import SupervisorClient, end_frozen
+from nbdist.cluster.tunnel import start_through
 from nbdist.errors import DeadlineExceededError, NbdistError, UnavailableError
 
 Report = Callable[[str], object]
@@ -63,12 +64,15 @@ class AbandonedCluster:
     same_versions: bool = True
 
 
-def start_or_adopt(*, report: Report = print, **options: Any) -> Cluster:
+def start_or_adopt(*, report: Report = print, tunnel: str | None = None, **options: Any) -> Cluster:
     """Return an abandoned cluster of this notebook if there is one of the requested shape, else a new one.
 
     ``options`` are those of `start_cluster`. An abandoned cluster of another shape is ended, unless
-    a run uses it: then it is adopted as it is.
+    a run uses it: then it is adopted as it is. With ``tunnel``, a host that ssh reaches, the cluster's head
+    is there (`nbdist.cluster.tunnel`), and none is adopted.
     """
+    if tunnel is not None:
+        return start_through(tunnel, options, report)
     adopted = adopt(options, report)
     return start_cluster(report=report, **options) if adopted is None else adopted
 

@@ -8,6 +8,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -115,9 +116,15 @@ class Cluster:
         folder = find(id)
         description = read_description(folder)
         check_versions(description.versions)
-        keys = ClusterKeys.load(folder / "keys")
+        keys = replace(ClusterKeys.load(folder / "keys"), proxy=description.proxy)
         supervisor = SupervisorClient.connect(folder)
-        client = connect_client(folder / "security" / f"ipcontroller-{folder.name}-client.json", timeout)
+        if host := description.tunnel:
+            supervisor.lost = (
+                f"the tunnel to {host} has ended; if its network failed, the cluster runs on: connect again "
+                f"with %cluster attach --tunnel {host} {folder.name}"
+            )
+        connection = folder / "security" / f"ipcontroller-{folder.name}-client.json"
+        client = connect_client(connection, timeout, description.proxy)
         cluster = cls(folder, description.tasks, keys, supervisor, client, owner=False)
         if supervisor.requeues:
             NextJob(cluster, supervisor, print).start()
@@ -375,6 +382,8 @@ class Cluster:
         """
         tasks, description = self.tasks, read_description(self.folder)
         own = {"hostname": socket.gethostname(), "address": "127.0.0.1", "cores": count_cores()}
+        if description.tunnel:
+            own = {"hostname": description.tunnel, "address": "127.0.0.1", "cores": None}
         own["gpus"] = description.gpus
         reports = self._supervisor.hosts
         return host_rows({**reports}, description.slots, tasks, own, self._supervisor.ends)

@@ -46,6 +46,10 @@ class ClusterDescription:
     """The number of data tasks; an earlier version writes none."""
     slots: Mapping[str, int] = field(default_factory=dict)
     """How many workers each other host may have, by its name; empty for a cluster on one host."""
+    tunnel: str = ""
+    """The host that a tunnel of this one leads to, where its head runs; empty for a head on this host."""
+    proxy: str = ""
+    """The tunnel's SOCKS proxy on this host."""
 
     def gpu_of(self, task: TaskInfo) -> str | None:
         """Return the GPU assigned to a task: round-robin over the workers (see `cluster.resources`).
@@ -120,6 +124,7 @@ def parse_description(content: object) -> ClusterDescription | None:
     if tasks is None:
         return None
     asked, versions = mapping(found.get("asked")), mapping(found.get("versions"))
+    tunnel = mapping(found.get("tunnel"))
     return ClusterDescription(
         number(found.get("created")),
         whole(found.get("workers")) or 0,
@@ -132,6 +137,8 @@ def parse_description(content: object) -> ClusterDescription | None:
         asked,
         whole(found.get("data")) or 0,
         {name: whole(count) or 0 for name, count in mapping(found.get("slots")).items()},
+        text(tunnel.get("host"), LONGEST),
+        text(tunnel.get("proxy"), LONGEST),
     )
 
 

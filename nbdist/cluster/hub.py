@@ -21,11 +21,11 @@ EXIT_SECONDS = 5.0
 """For the supervisor to say how a process ended whose end the hub has noticed."""
 
 
-def connect_client(connection: dict[str, Any] | Path, timeout: float) -> Any:
+def connect_client(connection: dict[str, Any] | Path, timeout: float, proxy: str = "") -> Any:
     """Return an ipyparallel client of the controller, with a ZeroMQ context of its own.
 
-    ``connection`` is the connection information or the path of its file, ``timeout`` is in seconds. Raises
-    UnavailableError if the controller does not answer.
+    ``connection`` is the connection information or the path of its file, ``timeout`` is in seconds,
+    ``proxy`` a SOCKS proxy (HOST:PORT) on the way. Raises UnavailableError if the controller does not answer.
     """
     import ipyparallel
     import zmq
@@ -33,6 +33,8 @@ def connect_client(connection: dict[str, Any] | Path, timeout: float) -> Any:
     context: zmq.Context[Any] = zmq.Context()
     context.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     context.setsockopt(zmq.LINGER, 0)
+    if proxy:
+        context.setsockopt(zmq.SOCKS_PROXY, proxy.encode())
     where = connection if isinstance(connection, dict) else str(connection)
     try:
         return ipyparallel.Client(where, context=context, timeout=timeout)

@@ -187,6 +187,12 @@ START_FLAGS = {
         "idle timeout without a client in seconds (default 60; 3600 during a run)",
     ),
 }
+TUNNEL = Flag("tunnel", str, "HOST", "the cluster's head is on HOST; all connections to it go through ssh")
+START_FLAGS["--tunnel"] = TUNNEL
+ATTACH_FLAGS = {
+    "--tunnel": TUNNEL,
+    "--python": Flag("python", str, "PATH", "with --tunnel: the Python of HOST, which has nbdist"),
+}
 STOP_FLAGS = {
     "--force": Flag("force", help="stop a cluster even if another notebook started it and has a run on it")
 }

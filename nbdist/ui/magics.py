@@ -22,6 +22,7 @@ from nbdist.cluster.adopt import report_runs, start_or_adopt
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.doctor.examine import examine
 from nbdist.cluster.host_status import describe_host, time_left
+from nbdist.cluster.tunnel import attach_through
 from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError, WorkerError
 from nbdist.metrics.run_folder import duration
 from nbdist.run.follow import InterruptDebounce
@@ -32,6 +33,7 @@ from nbdist.trials.sweep import Sweep
 from nbdist.ui.api import LOOK_SECONDS, deliver, follow_in_background, run_name, run_sweep, start
 from nbdist.ui.display.run import place
 from nbdist.ui.flags import (
+    ATTACH_FLAGS,
     DISTRIBUTE_FLAGS,
     DOCTOR_FLAGS,
     GRAPH_FLAGS,
@@ -114,6 +116,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         %cluster start --workers 2 --data 2   two of them read for the workers (--data service)
         %cluster                              show the tasks
         %cluster attach [id]                  connect to a cluster that another notebook started
+        %cluster attach --tunnel login1 [id]  the same for a cluster with its head on another host, by ssh
         %cluster grow 2                       start two more workers; a run that can takes them in
         %cluster shrink                       stop the last worker; a run that can continues without it
         %cluster restart worker:1             a new process for a task, with an empty namespace
@@ -216,7 +219,15 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         print(status_text(cluster.status(), cluster.hosts(), time.time(), *limits))
 
     def _attach(self, line: str) -> Cluster:
-        return report_runs(Cluster.attach(line.strip() or None))
+        names, options = parse(line, ATTACH_FLAGS, "%cluster attach", most=1)
+        name = names[0] if names else None
+        if host := options.pop("tunnel", None):
+            return report_runs(attach_through(host, name, **options))
+        if options:
+            raise InvalidArgumentError(
+                "%cluster attach: --python goes with --tunnel HOST; a cluster of this host needs none"
+            )
+        return report_runs(Cluster.attach(name))
 
     def _grow(self, line: str) -> None:
         Cluster.current().grow(how_many(line, "%cluster grow"))

@@ -31,6 +31,8 @@ class ClusterKeys:
 
     public: str
     secret: str = field(repr=False)
+    proxy: str = ""
+    """The SOCKS proxy, HOST:PORT, through which this process reaches the cluster; "" for none."""
 
     def __post_init__(self) -> None:
         if not (_is_key(self.public) and _is_key(self.secret)):

@@ -15,6 +15,7 @@ import nbdist as nb
 from nbdist.checkpoint.manager import state_files
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.launch import start_cluster
+from nbdist.cluster.tunnel import attach_through, start_through
 from nbdist.metrics.run_folder import read_run, run_folder
 from nbdist.ui.magics import status_text
 
@@ -158,10 +159,15 @@ def read(gate: str) -> str:
     return run.id
 
 
-def attach(run: str) -> list[str]:
+def tunnel(host: str, **options: Any) -> list[str]:
+    """Start a cluster whose head is on a host, through a tunnel; return its tasks' hosts."""
+    return nodes(start_through(host, options, phases.append))
+
+
+def attach(run: str, tunnel: str = "") -> list[str]:
     """Attach to the newest cluster, and return its tasks' hosts; `finish` follows the run."""
     following.append(run)
-    return nodes(Cluster.attach())
+    return nodes(attach_through(tunnel) if tunnel else Cluster.attach())
 
 
 def state_of(run: str, seconds: float = 20.0) -> list[str]:
@@ -195,6 +201,24 @@ def finish() -> dict[str, Any]:
     run.wait()
     ended = {"error": run.error and str(run.error), "steps": run.global_step, "notes": run.notes}
     return ended | {"result": run.results.get("result")}
+
+
+def halt() -> dict[str, Any]:
+    """Follow the run for some steps, and stop it."""
+    run = nb.attach(following[-1])
+    run.wait_until(step=run.global_step + 20)
+    run.stop()
+    run.wait()
+    return {"error": run.error and str(run.error), "steps": run.global_step}
+
+
+def fetch() -> Any:
+    """Run a step of a session whose master is here."""
+    cluster = Cluster.current()
+    with nb.Graph().as_default(), nb.device("/job:worker/task:1"):
+        one = nb.constant(1.0)
+        with nb.Session(cluster.target) as session:
+            return float(session.run(one + one))
 
 
 def kill(rank: int) -> list[int]:
@@ -267,7 +291,7 @@ def stop() -> float:
 
 ORDERS = (
     *(start, reports, heard, run, chdir, train, background, read, attach, finish, kill, dead, restart),
-    *(state_of, next_run, cell),
+    *(state_of, next_run, cell, tunnel, halt, fetch),
     *(grow, grown, shrink, keys, kill_supervisor, rest, status, seconds_left, stop),
 )
 serve({one.__name__: one for one in ORDERS})

@@ -116,6 +116,7 @@ def test_a_repeated_flag_is_refused(line: str, said: str) -> None:
         ("--service-account trainer", {"service_account": "trainer"}),
         ("--namespace lab", {"namespace": "lab"}),
         ("--context here", {"context": "here"}),
+        ("--tunnel login1", {"tunnel": "login1"}),
     ],
 )
 def test_flags_of_cluster_start(line: str, options: dict[str, Any]) -> None:

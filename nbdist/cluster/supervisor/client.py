@@ -55,6 +55,8 @@ class SupervisorClient:
         self.closed = False
         self.stopping = ""
         """Why the cluster is ending, once it is."""
+        self.lost = "its cluster process died"
+        """What it means that the connection ends."""
         self._socket = connection
         self._process = process  # only the starter has the supervisor as its child
         self._received = b""
@@ -192,7 +194,7 @@ class SupervisorClient:
         while self.listen():
             pass
         if self.closed:
-            by = self.stopping or "its cluster process died"
+            by = self.stopping or self.lost
             lost = {"code": None, "signal": None, "time": time.time(), "log": "", "by": by}
             for rank, pid in {**self.pids}.items():
                 self.exits.setdefault(rank, {"rank": rank, "pid": pid, **lost})

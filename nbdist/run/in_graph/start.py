@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from nbdist.cluster.cluster import Cluster
-from nbdist.errors import NbdistError, UnavailableError
+from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
 from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import default_graph
 from nbdist.metrics.event_file import events_folder
@@ -203,6 +203,11 @@ class ClientTask(Task):
     """This process as a task of a cluster, with a Server of its own; its rank follows the cluster's last."""
 
     def __init__(self, cluster: Cluster) -> None:
+        if cluster.keys.proxy:
+            raise FailedPreconditionError(
+                "with in-graph replication the tasks connect to this process, and a tunnel does not lead to "
+                "it: use between-graph replication (--replication between-graph)"
+            )
         server = Server(
             {"client": ["127.0.0.1:0"]}, keys=cluster.keys, segment_prefix=segment_prefix(cluster.id)
         )

@@ -9,7 +9,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
-from nbdist.errors import DeadlineExceededError, InvalidArgumentError, NotAllowedError, UnavailableError
+from nbdist.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotAllowedError,
+    UnavailableError,
+)
 from nbdist.graph.device import DeviceSpec
 from nbdist.metrics.timeline_parts import shift_by_asking
 from nbdist.runtime.session.checkpoint import PendingRequest, start_work
@@ -132,7 +138,15 @@ class ClusterEngine:
                     break
 
     def dispatcher(self) -> StepDispatcher:
-        """Open a dispatcher of steps."""
+        """Open a dispatcher of steps.
+
+        Raises FailedPreconditionError for a client that the tasks cannot reach.
+        """
+        if self.own is None and self._keys.proxy:
+            raise FailedPreconditionError(
+                "the tasks would send their results to this process, and a tunnel does not lead to it: open "
+                "the Session on a task (cluster.run, or a body of %%distribute)"
+            )
         host = address_towards(self._addresses.values()) if self.own is None else self.own.config.host
         config = ExecutorConfig(self._keys, host_identity(), self._first["prefix"], host, self._transport)
         assert self._sources is not None

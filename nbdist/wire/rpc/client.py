@@ -84,6 +84,8 @@ class Peer:
         set_limits(self._socket)
         self._socket.curve_publickey = self._socket.curve_serverkey = keys.public.encode()
         self._socket.curve_secretkey = keys.secret.encode()
+        if keys.proxy:
+            self._socket.setsockopt(zmq.SOCKS_PROXY, keys.proxy.encode())
         self._monitor = _monitor_of(self._socket)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)

@@ -1,0 +1,238 @@
+"""A cluster whose head is on a host that this one reaches by ssh only, as from a laptop behind NAT.
+
+    laptop                                            login1
+    Cluster ─ supervisor.sock ──┐   one ssh       ┌── the supervisor's socket
+            ─ controller, tasks ┼═════════════════┼── 127.0.0.1, a:…, b:…
+    Tunnel ◄─ cluster.json ─────┘                 └── python -m nbdist.cluster.tunnel_end watch
+
+`open_tunnel` makes a folder for the cluster in this host's ``clusters``, as if it ran here: `Cluster.attach`,
+the sidebar and ``nb.clusters()`` find it there. Its supervisor.sock leads to the supervisor's (``ssh -L``).
+The connections to the controller and to the tasks go through ssh's SOCKS proxy (``ssh -D``), which dials the
+addresses that the cluster itself uses, so no address is translated. They are encrypted by CURVE from end to
+end. Keys come on ssh's output, and no task dials the client.
+
+The tunnel ends with this process. The cluster is a detached one: it ends by ``stop`` only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nbdist import errors
+from nbdist.cluster.cluster import Cluster
+from nbdist.cluster.description import write_description
+from nbdist.cluster.folder import claim, living, mark_busy, remove_traces, unmark_busy, write_json
+from nbdist.cluster.hosts import shell_word, ssh_command, why_ssh_ended
+from nbdist.cluster.hub import check_versions
+from nbdist.cluster.supervisor.process import SOCKET
+from nbdist.errors import InvalidArgumentError, NbdistError, UnavailableError
+from nbdist.wire.keys import ClusterKeys
+
+Report = Callable[[str], object]
+OWN_PORT = "127.0.0.1"
+LONGEST_SOCKET = 100  # bytes of a Unix socket's path that all systems take; the other end links a longer one
+MODULE = "nbdist.cluster.tunnel_end"
+# ssh notices within 45 s that the network fails. A connection that the user's other sessions share could not
+# be closed without them.
+OPTIONS = ("-o", "ServerAliveInterval=15", "-o", "ForwardX11=no", "-o", "ControlPath=none")
+HERE_ONLY = {
+    "orphan_timeout": "a cluster behind a tunnel lives until it is stopped",
+    "sync_env": "its environment would be that of the tunnel's host; make it there",
+    "sync_modules": "its modules would be those of the tunnel's host; copy them there",
+    "wheels": "its wheels would be on the tunnel's host; make the environment there",
+    "min_workers": "nobody would wait for the late hosts on the tunnel's host; wait for all of them",
+}
+"""Options of a start that cannot be had through a tunnel, and why."""
+
+
+def start_through(host: str, options: Mapping[str, Any], report: Report = print) -> Cluster:
+    """Start a cluster whose head is on ``host``, and attach to it.
+
+    - ``host``: what ssh takes, as "login1" or "ann@login1"
+    - ``options``: those of `start_cluster`. ``python`` is the Python of ``host`` and of its hosts
+
+    Raises InvalidArgumentError for an option that cannot be had so, UnavailableError if ssh does not reach
+    the host, and what `start_cluster` raises there.
+    """
+    given = {name: value for name, value in options.items() if value}
+    if refused := next((name for name in HERE_ONLY if name in given), None):
+        flag = f"--{refused.replace('_', '-')}"
+        raise InvalidArgumentError(f"{flag} does not go with --tunnel: {HERE_ONLY[refused]}")
+    python = given.pop("python", None)
+    found = _ask(host, python, "start", report, options=given)
+    try:
+        return open_tunnel(host, python, found)
+    except NbdistError as error:
+        raise UnavailableError(
+            f"cluster {found['id']} runs on {host}, and cannot be used from here: {error}; stop it there "
+            "with %cluster attach and %cluster stop"
+        ) from error
+
+
+def attach_through(
+    host: str, name: str | None = None, python: str | None = None, report: Report = print
+) -> Cluster:
+    """Attach to a cluster whose head is on ``host``: the one called ``name``, or the newest.
+
+    Raises UnavailableError if ssh does not reach the host, and what `Cluster.attach` raises there.
+    """
+    return open_tunnel(host, python, _ask(host, python, "find", report, name))
+
+
+def open_tunnel(host: str, python: str | None, found: Mapping[str, Any]) -> Cluster:
+    """Return a cluster that a tunnel leads to; ``found`` is what its host says of it."""
+    check_versions(found["versions"])
+    if found["id"] not in living():  # else a tunnel of this host leads there
+        Tunnel(host, python, found).begin()
+    return Cluster.attach(found["id"])
+
+
+class Tunnel(threading.Thread):
+    """One ssh, and the folder that stands for the cluster here; the thread keeps both alike."""
+
+    def __init__(self, host: str, python: str | None, found: Mapping[str, Any]) -> None:
+        super().__init__(name=f"nbdist tunnel {found['id']}", daemon=True)
+        self._host, self._python, self._found = host, python, found
+        self._busy: set[int] = set()
+        self._proxy = f"{OWN_PORT}:{_free_port()}"
+
+    def begin(self) -> None:
+        """Make the folder and the connection; raises UnavailableError if that fails."""
+        found = self._found
+        self._folder, self._lock = claim(found["id"])
+        try:
+            ClusterKeys.from_dict(found["keys"]).save(self._folder / "keys")
+            # ipyparallel would warn of a controller that listens on another host's loopback.
+            connection = {**found["connection"], "location": socket.gethostname()}
+            name = f"ipcontroller-{self._folder.name}-client.json"
+            write_json(self._folder / "security" / name, connection)
+            self._take(found)
+            there, link = str(found["socket"]), ""
+            if len(os.fsencode(there)) > LONGEST_SOCKET:
+                link = f"/tmp/nbdist-{secrets.token_hex(8)}"
+                there = f"{link}/folder/{SOCKET}"
+            forward = ("-o", "ExitOnForwardFailure=yes", "-D", self._proxy, "-L", f"./{SOCKET}:{there}")
+            names = (found["id"], *([link] if link else []))
+            self._ssh = _ssh(self._host, self._python, ("watch", *names), forward, self._folder)
+            assert self._ssh.stdout is not None
+            if not (line := self._ssh.stdout.readline()):
+                raise _ended(self._host, self._ssh)
+            self._take(json.loads(line))
+        except BaseException:
+            self._end()
+            raise
+        self.start()
+
+    def run(self) -> None:
+        """Take in what changes, until the cluster has ended or the connection is broken."""
+        assert self._ssh.stdout is not None
+        for line in self._ssh.stdout:
+            with suppress(OSError, ValueError):  # the cluster was stopped here
+                self._take(json.loads(line))
+        self._end()
+
+    def _take(self, state: Mapping[str, Any]) -> None:
+        tunnel = {"host": self._host, "proxy": self._proxy}
+        write_description(self._folder, {**state["description"], "listing": "", "tunnel": tunnel})
+        busy = {int(rank): run for rank, run in state["busy"].items()}
+        for rank, run in busy.items():
+            mark_busy(self._folder, rank, run)
+        for rank in self._busy - busy.keys():
+            unmark_busy(self._folder, rank)
+        self._busy = set(busy)
+
+    def _end(self) -> None:
+        if (ssh := getattr(self, "_ssh", None)) is not None:
+            ssh.terminate()
+            ssh.wait()
+        remove_traces(self._folder, self._folder.name)
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+        os.close(self._lock)
+
+
+def _ask(
+    host: str,
+    python: str | None,
+    verb: str,
+    report: Report,
+    name: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return what the other end says of a cluster; raises the error that it has met."""
+    ssh = _ssh(host, python, (verb, *([name] if name else [])))
+    assert ssh.stdin is not None
+    assert ssh.stdout is not None
+    try:
+        if options is not None:
+            with suppress(BrokenPipeError):  # why it has ended is told below
+                ssh.stdin.write(json.dumps(options).encode() + b"\n")
+                ssh.stdin.flush()
+        for line in ssh.stdout:
+            said = _parsed(host, line)
+            if "report" in said:
+                report(str(said["report"]))
+            elif "error" in said:
+                kind, text = said["error"]
+                found = getattr(errors, str(kind), UnavailableError)
+                proper = isinstance(found, type) and issubclass(found, NbdistError)
+                raise (found if proper else UnavailableError)(f"on {host}: {text}")
+            else:
+                return said
+        raise _ended(host, ssh)
+    finally:  # an interrupt, too, ends a start there: its input ends
+        ssh.stdin.close()
+        ssh.wait()
+        ssh.stdout.close()
+
+
+def _parsed(host: str, line: bytes) -> dict[str, Any]:
+    with suppress(ValueError):
+        if isinstance(said := json.loads(line), dict):
+            return said
+    raise UnavailableError(
+        f"host {host} wrote {line[:80]!r} where nbdist's answer was expected: have its shell's startup files "
+        "print nothing for commands of ssh"
+    )
+
+
+def _ssh(
+    host: str,
+    python: str | None,
+    words: Sequence[str],
+    forward: tuple[str, ...] = (),
+    folder: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    words = ("-m", MODULE, *words)
+    command = f"exec {shell_word(python or sys.executable)} {shlex.join(words)}"
+    errors_at = subprocess.PIPE if not forward else subprocess.DEVNULL
+    return subprocess.Popen(
+        ssh_command(host, command, options=(*OPTIONS, *forward)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors_at,
+        cwd=folder,
+        start_new_session=True,  # the notebook's interrupt must not reach it
+    )
+
+
+def _ended(host: str, ssh: subprocess.Popen[bytes]) -> UnavailableError:
+    said = ssh.stderr.read().decode(errors="replace") if ssh.stderr is not None else ""
+    return UnavailableError(why_ssh_ended(host, ssh.wait(), said))
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind((OWN_PORT, 0))
+        return int(one.getsockname()[1])
