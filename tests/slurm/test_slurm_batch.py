@@ -69,7 +69,7 @@ def test_a_node_that_is_not_reached_is_reported_and_the_others_go_on(slurm: Slur
     program = ("sh", "-c", 'test $(hostname) = n2 && exit 3; exec "$@"', "sh", *HOST_PROGRAM)
     with batch(slurm, "--batch-nodes=2", program=program) as command:
         job = command.one("up")["job"]
-        assert command.one("lost") == {"job": job, "lost": ["n2"], "reason": "exit code 3"}
+        assert command.one("lost") == {"job": job, "lost": ["n2"], "reasons": ["host n2: exit code 3"]}
         assert command.end() == (143, "")
 
 

@@ -153,7 +153,7 @@ def test_a_host_that_does_not_come_is_reported_and_the_others_go_on(slurm: Slurm
         job = command.one("hosts")["job"]
         lost = command.one("lost")
         reason = "Exited with exit code 3; its last line: no GPU driver here"
-        assert lost == {"job": job, "lost": ["n2"], "reason": reason}
+        assert lost == {"job": job, "lost": ["n2"], "reasons": [f"host n2: {reason}"]}
         until(lambda: len(slurm.processes()) >= 2 and slurm.jobs() == {job: "RUNNING"})
         assert command.end() == (143, "")
 
@@ -170,7 +170,7 @@ def test_a_node_that_dies_is_reported_and_the_others_go_on(slurm: SlurmNodes) ->
         job = command.until("up", 3)[0]["job"]
         slurm.kill("n1")  # where the job's script runs
         reason = "Slurm says that the node has failed"
-        assert command.one("lost") == {"job": job, "lost": ["n1"], "reason": reason}
+        assert command.one("lost") == {"job": job, "lost": ["n1"], "reasons": [f"host n1: {reason}"]}
         assert slurm.jobs() == {job: "RUNNING"}
         assert sorted(line.split()[-1] for line in slurm.processes()) == [HOST_PROGRAM[-1]] * 2
         assert command.end() == (143, "")

@@ -286,12 +286,17 @@ class StepOutput:
         new = [node for node in nodes if node not in self.lost]
         for node in new:
             own = self.printed_by(node)
+            mark = f"host {node}: "  # before the sentence of a supervisor that cannot go on
             absent = NOT_FOUND.search(own[-1]) if own else None
             last = f"; its last line: {own[-1]}" if own else ""
-            self.lost[node] = (
-                f"there is no {absent[1]}; the nodes need the notebook's Python" if absent else reason + last
-            )
-        return {"job": self.job, "lost": new, "reason": self.lost[new[0]]} if new else None
+            if own and own[-1].startswith(mark):
+                self.lost[node] = own[-1].removeprefix(mark)
+            elif absent:
+                self.lost[node] = f"there is no {absent[1]}; the nodes need the notebook's Python"
+            else:
+                self.lost[node] = reason + last
+        reasons = [f"host {node}: {self.lost[node]}" for node in new]
+        return {"job": self.job, "lost": new, "reasons": reasons} if new else None
 
     def printed_by(self, node: str) -> list[str]:
         """Return the last lines that a node has printed."""

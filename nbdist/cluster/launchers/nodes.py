@@ -239,9 +239,8 @@ class Supervisors:
                 if not ended["joined"]:
                     self.begun.discard(name)
                 if ended["code"] or not ended["joined"]:
-                    self._lose(
-                        name, last_line(ended["errors"]) or f"its supervisor ended with {ended['code']}"
-                    )
+                    said = last_line(ended["errors"]).removeprefix(f"host {name}: ")
+                    self._lose(name, said or f"its supervisor ended with {ended['code']}")
                 else:
                     del self.links[link]
                     link.close()

@@ -84,7 +84,8 @@ class HostCommand:
     - ``{"waiting": "job 12 is pending: Resources"}``: why the hosts do not come yet; no limit holds meanwhile
     - ``{"hosts": ["n1", "n2"], "seconds_left": 7200}``: the real names of its hosts, which come now, and the
       time that they have
-    - ``{"lost": ["n2"]}``: hosts that have gone
+    - ``{"lost": ["n2"], "reasons": ["host n2: no space is left"]}``: hosts that have ended or do not come,
+      and why, each in a sentence
 
     It ends with status `JOB_OVER` if its job has no time left or was preempted, say: with ``requeue`` it is
     run again then.

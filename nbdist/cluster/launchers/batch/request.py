@@ -237,4 +237,5 @@ SPEC = LauncherSpec(
     hosts=batch_hosts,
     commands=batch_commands,
     explain=slurm_ended,
+    timed=True,
 )

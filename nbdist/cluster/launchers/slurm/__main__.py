@@ -16,7 +16,7 @@ standard output are the progress:
 
     {"job": "12", "waiting": "job 12 is pending: it waits for nodes that are free (Resources)"}
     {"job": "12", "hosts": ["n1", "n2"], "cores": 8, "seconds_left": 7199.0}
-    {"job": "12", "lost": ["n2"], "reason": "Exited with exit code 1; its last line: no GPU driver"}
+    {"job": "12", "lost": ["n2"], "reasons": ["host n2: Exited with exit code 1; its last line: no driver"]}
 
 The command lives as long as the step. SIGTERM, SIGINT and SIGHUP end the job (in an allocation, the step). If
 it ends early, its standard error is one sentence that says why.
