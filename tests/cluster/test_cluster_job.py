@@ -68,10 +68,10 @@ def test_the_progress_of_a_step() -> None:
     )
     assert progress == [
         {"job": "12", "waiting": "job 12 has no room for a step: Requested nodes are busy"},
-        {"job": "12", "lost": ["n3"], "reason": "Slurm says that the node has failed"},
+        {"job": "12", "lost": ["n3"], "reasons": ["host n3: Slurm says that the node has failed"]},
     ]
     assert list(output.read_exits()) == [
-        {"job": "12", "lost": ["n2"], "reason": "Killed; its last line: the last words"}
+        {"job": "12", "lost": ["n2"], "reasons": ["host n2: Killed; its last line: the last words"]}
     ]
     assert output.read_stderr("srun: error: Node failure on n[2-3]") is None
     assert output.read_stdout('1: {"up": 1, "host": "elsewhere"}') == {"up": 1, "job": "12", "host": "n2"}

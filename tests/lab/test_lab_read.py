@@ -152,20 +152,22 @@ def test_a_hanging_disk(server: Server, monkeypatch: pytest.MonkeyPatch) -> None
 def test_features_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = ["ssh"]
     monkeypatch.setattr("shutil.which", lambda name: name if name in commands else None)
-    monkeypatch.setattr("nbdist.cluster.launchers.kubernetes.request.find_spec", lambda name: None)
-    assert about()["launchers"] == ["local", "mpi", "ssh"]
+    for launcher in ("kubernetes.request", "dask", "ray"):
+        monkeypatch.setattr(f"nbdist.cluster.launchers.{launcher}.find_spec", lambda name: None)
+    assert about()["launchers"] == ["local", "mpi", "ssh", "ipyparallel"]
     of_ssh = about()["launcher_forms"]["ssh"]["settings"]
     assert {one["name"] for one in of_ssh if one["switch"]} == {"sync_env", "sync_modules"}
     monkeypatch.setattr("nbdist.cluster.launchers.mpi.find_spec", lambda name: None)
     commands[:] = ["srun"]
     found = about()
-    assert found["launchers"] == ["local", "slurm"]
+    assert found["launchers"] == ["local", "slurm", "ipyparallel"]
     assert found.keys() == {
         "version", "nbdist", "cores", "gpus", "launchers", "launcher_forms", "nvml", "tensorboard", "home",
         "problem",
     }  # fmt: skip
     forms = found["launcher_forms"]
-    assert {name: form["elsewhere"] for name, form in forms.items()} == {"local": False, "slurm": True}
+    elsewhere = {name: form["elsewhere"] for name, form in forms.items()}
+    assert elsewhere == {"local": False, "slurm": True, "ipyparallel": True}
     assert forms["local"]["settings"] == []
     nodes = next(one for one in forms["slurm"]["settings"] if one["name"] == "nodes")
     assert (nodes["shows"], nodes["default"], nodes["switch"]) == ("N|N-M", "", False)
