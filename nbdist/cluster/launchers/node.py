@@ -27,7 +27,9 @@ import zmq
 
 from nbdist.cluster.supervisor.relay import first_to_accept
 
-ADDRESS_SECONDS = 60.0  # for the addresses of the command to arrive
+# For the addresses of the command to arrive: they come when the workers on all hosts have begun, and one may
+# be busy. This process ends before if its worker lets go of it.
+ADDRESS_SECONDS = 3600.0
 CONNECT_SECONDS = 5.0  # for the command to accept a connection, and again for the plan
 END_SECONDS = 6.0  # for the supervisor to end its tasks, before it is killed
 LOOK_MS = 200  # between two looks whether the supervisor has ended

@@ -46,6 +46,7 @@ END_SECONDS = 8.0  # for all nodes to end, before they are left to their workers
 BUSY_SECONDS = 2.0  # until a worker that does not begin is reported as busy
 LONGEST_PLAN = 1 << 16  # bytes
 STOP = b"stop"
+ENDED_AT_ONCE = "its process for the supervisor ended at once; the log of its worker says why"
 MODULE = "nbdist.cluster.launchers"
 
 
@@ -99,7 +100,7 @@ class NodeProcess:
         threading.Thread(target=reap, args=(self._process.pid,), name=f"nbdist {name}", daemon=True).start()
 
     def public_key(self) -> str:
-        """Return the public key of the process."""
+        """Return the public key of the process, "" if it has ended."""
         assert self._process.stdout is not None
         return self._process.stdout.readline(LONGEST_PLAN).decode().strip()
 
@@ -112,7 +113,7 @@ class NodeProcess:
             self._process.stdin.flush()
             return str(json.loads(self._process.stdout.readline(LONGEST_PLAN)))
         except (OSError, ValueError):
-            return "its process for the supervisor ended at once; the log of its worker says why"
+            return ENDED_AT_ONCE
 
     def __del__(self) -> None:
         if (process := getattr(self, "_process", None)) is not None and process.stdin is not None:
@@ -173,6 +174,9 @@ class Supervisors:
             if self.nodes.notice:
                 report(waiting=self.nodes.notice)
             keys = self.nodes.start(names, lambda reason: report(waiting=reason), self._lose)
+            for name in [name for name, key in keys.items() if not key]:
+                del keys[name]
+                self._lose(name, ENDED_AT_ONCE)
             if keys:
                 report(hosts=list(keys))
             ports = {name: self._bind(name, key) for name, key in keys.items()}
@@ -208,12 +212,12 @@ class Supervisors:
         """Return the port at which a host reaches this command; only the holder of the key can read there."""
         zmq = self._zmq
         link = self.context.socket(zmq.DEALER)
+        self.links[link] = name  # whatever fails from here on, `_end` closes it
         link.linger = 500
         link.maxmsgsize = LONGEST_PLAN
         link.curve_publickey, link.curve_secretkey = zmq.curve_keypair()
         link.curve_serverkey = key.encode()
         link.bind("tcp://0.0.0.0:*")
-        self.links[link] = name
         return int(link.last_endpoint.rpartition(b":")[2].rstrip(b"\0"))
 
     def _receive(self, seconds: float) -> list[tuple[Any, dict[str, Any]]]:
