@@ -93,6 +93,7 @@ class Cluster:
         """Whether this process has stopped the cluster or closed its connection to it."""
         self.on_next_job: Callable[[], object] | None = None
         """What is called when the tasks have started again on the hosts of another job (``requeue``)."""
+        self._next_job: NextJob | None = None
         self.active_runs: set[str] = set()
         """Runs of this process that are under way here; with one, the cluster outlives the process."""
         set_current(self)
@@ -127,7 +128,7 @@ class Cluster:
         client = connect_client(connection, timeout, description.proxy)
         cluster = cls(folder, description.tasks, keys, supervisor, client, owner=False)
         if supervisor.requeues:
-            NextJob(cluster, supervisor, print).start()
+            cluster.follow_jobs(print)
         return cluster
 
     @classmethod
@@ -423,8 +424,13 @@ class Cluster:
         self.close()
 
     def is_between_jobs(self) -> bool:
-        """Return whether all tasks are dead, and start again on the hosts of a job that was submitted."""
-        return self._supervisor.requeues and bool(self._supervisor.awaits_job or self._supervisor.hosts)
+        """Return whether tasks are dead that start again on the hosts of a job that was submitted."""
+        return bool(self.dead()) and self._next_job is not None and self._next_job.pending
+
+    def follow_jobs(self, report: Callable[[str], object]) -> None:
+        """Start the tasks again on the hosts of each job that follows (``requeue``); `report` takes why."""
+        self._next_job = NextJob(self, self._supervisor, report)
+        self._next_job.start()
 
     def _tasks_named(self, task: int | str) -> list[TaskInfo]:
         """Return the task of a rank or a name, or the tasks of a host."""

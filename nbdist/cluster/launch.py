@@ -34,7 +34,6 @@ from nbdist.cluster.hub import (
 from nbdist.cluster.late_hosts import LateHosts
 from nbdist.cluster.launchers.registry import AUTO, all_settings, choose_launcher
 from nbdist.cluster.launchers.spec import LauncherSpec
-from nbdist.cluster.next_job import NextJob
 from nbdist.cluster.placement import check_least, place, worker_slots
 from nbdist.cluster.resources import (
     HERE,
@@ -201,8 +200,7 @@ def start_cluster(
         start.report(binding)
     start.report(f"ready in {time.monotonic() - start.begun:.1f} s")
     if requeue:
-        start.connected().requeues = True
-        NextJob(cluster, start.connected(), start.report).start()
+        cluster.follow_jobs(start.report)
     if awaited := {name: start.wanted.slots[name] for name in start.awaited()}:
         start.report(f"{', '.join(awaited)} may come later, and join then")
         LateHosts(cluster, start.connected(), awaited, start.missing, spec, start.report).start()

@@ -1,10 +1,10 @@
 """The job of a cluster's hosts is over, and another one was submitted: the tasks start again on its hosts.
 
-    NextJob(cluster, supervisor, print).start()         # of a cluster that was started with requeue
+    cluster.follow_jobs(print)                      # one that was started with requeue
 
 The head's supervisor submits the job and takes its hosts, also when no client is there. A client replaces the
-processes of the tasks, as `Cluster.restart` does: this thread of each client, of which one succeeds. Then it
-calls ``cluster.on_next_job``, by which the run that the client follows continues from its newest state.
+processes of the tasks, as `Cluster.restart` does: this thread of each client, of which one succeeds. Then
+each calls its ``cluster.on_next_job``: the run that the client follows continues from its newest state.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ class NextJob(threading.Thread):
         self._pause = threading.Event()
         self._pending = supervisor.awaits_job or bool(cluster.dead())
 
+    @property
+    def pending(self) -> bool:
+        """Whether a job has been submitted, or has come, on whose hosts the tasks have not started yet."""
+        awaits = self._supervisor.awaits_job
+        return awaits or (self._pending and bool(self._supervisor.hosts))
+
     def run(self) -> None:
         """Wait for jobs."""
         first: float | None = None
@@ -52,28 +58,40 @@ class NextJob(threading.Thread):
                 first = first or time.monotonic()
                 joined = self._supervisor.planned <= self._supervisor.hosts.keys()
                 if joined or time.monotonic() > first + JOIN_SECONDS:
-                    self._pending, first = False, None
-                    self._restart()
+                    first = None
+                    self._take_over()
             self._pause.wait(LOOK_SECONDS)
 
-    def _restart(self) -> None:
+    def _take_over(self) -> None:
+        """Start the tasks on the hosts that have come; then the run that this client follows continues."""
+        try:
+            started = self._restart()
+        finally:
+            self._pending = False
+        cluster = self._cluster()
+        if started and cluster is not None and cluster.on_next_job is not None:
+            cluster.on_next_job()
+
+    def _restart(self) -> bool:
+        """Return whether the tasks have started, also if another client has done it."""
         for _ in range(TRIES):
             cluster = self._cluster()
-            if cluster is None or cluster.stopped or not cluster.dead():
-                return
+            if cluster is None or cluster.stopped:
+                return False
+            if not cluster.dead():
+                return True
             try:
                 names = sorted(self._supervisor.hosts)
                 slots = next_slots(read_description(cluster.folder).slots, names)
                 change_description(cluster.folder, slots=slots)
                 cluster.restart(report=self._report)
-                if cluster.on_next_job is not None:
-                    cluster.on_next_job()
-                return
+                return True
             except NbdistError as error:
                 why = error
             del cluster
             self._pause.wait(RETRY_SECONDS)
         self._report(f"another job has come, and the tasks could not be started again: {why}")
+        return False
 
 
 def next_slots(before: Mapping[str, int], names: Sequence[str]) -> dict[str, int]:

@@ -493,9 +493,9 @@ def cluster_for(record: RunFile, report: Callable[[str], object] = print, detach
     """Return a cluster to continue a run on: this process's, the run's own, or a new one of the same size."""
     with suppress(NotFoundError):
         current = Cluster.current()
-        if current.dead() and current.is_between_jobs():
+        if current.is_between_jobs():
             report(f"run {record.id} waits for the job of cluster {current.id}")
-            while current.dead() and current.is_between_jobs():
+            while current.is_between_jobs():
                 time.sleep(LOOK_SECONDS)
         ended = current.controller_died()
         if not ended and len(current.dead()) < len(current.tasks):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 import nbdist as nb
 from nbdist.checkpoint.manager import CheckpointManager, Interval
-from nbdist.cluster.next_job import next_slots
+from nbdist.cluster.next_job import NextJob, next_slots
 from nbdist.cluster.time_limits import UnusedTimeout, parse_seconds
 from nbdist.errors import InvalidArgumentError
 
@@ -52,6 +53,35 @@ def test_one_more_state_is_due_before_the_end(
 def test_hosts_of_the_next_job_take_the_places_of_the_lost_ones() -> None:
     assert next_slots({"n1": 2, "n2": 1}, ["n3"]) == {"n3": 2}
     assert next_slots({}, ["n3"]) == {"n3": 1}
+
+
+def test_a_task_that_dies_during_a_job_waits_for_no_other_one() -> None:
+    supervisor = Mock(awaits_job=False, hosts={"n1": {}})
+    cluster = Mock(id="c")
+    cluster.dead.return_value = []
+    following = NextJob(cluster, supervisor, print)
+    cluster.dead.return_value = ["worker 1"]
+    assert not following.pending
+    supervisor.awaits_job = True
+    assert following.pending
+
+
+def test_the_run_continues_whichever_client_has_started_the_tasks() -> None:
+    supervisor = Mock(awaits_job=False, hosts={"n1": {}}, closed=False, planned=frozenset(["n1"]))
+    supervisor.take.return_value = ()
+    cluster = Mock(id="c", stopped=False)
+    cluster.dead.return_value = []  # the other client was faster
+    following = NextJob(cluster, supervisor, print)
+
+    def on_next_job() -> None:
+        assert not following.pending
+        supervisor.closed = True
+
+    cluster.on_next_job.side_effect = on_next_job
+    following._pending = True
+    following.run()
+    cluster.on_next_job.assert_called_once_with()
+    cluster.restart.assert_not_called()
 
 
 def test_flags_that_cannot_be_obeyed_are_refused() -> None:
