@@ -42,6 +42,7 @@ from nbdist.wire.keys import ClusterKeys
 
 Report = Callable[[str], object]
 OWN_PORT = "127.0.0.1"
+LONGEST_LINE = 1 << 24  # bytes: a description with 4,096 tasks has some 2 MB
 LONGEST_SOCKET = 100  # bytes of a Unix socket's path that all systems take; the other end links a longer one
 MODULE = "nbdist.cluster.tunnel_end"
 # ssh notices within 45 s that the network fails. A connection that the user's other sessions share could not
@@ -66,7 +67,7 @@ def start_through(host: str, options: Mapping[str, Any], report: Report = print)
     Raises InvalidArgumentError for an option that cannot be had so, UnavailableError if ssh does not reach
     the host, and what `start_cluster` raises there.
     """
-    given = {name: value for name, value in options.items() if value}
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
     if refused := next((name for name in HERE_ONLY if name in given), None):
         flag = f"--{refused.replace('_', '-')}"
         raise InvalidArgumentError(f"{flag} does not go with --tunnel: {HERE_ONLY[refused]}")
@@ -127,7 +128,7 @@ class Tunnel(threading.Thread):
             names = (found["id"], *([link] if link else []))
             self._ssh = _ssh(self._host, self._python, ("watch", *names), forward, self._folder)
             assert self._ssh.stdout is not None
-            if not (line := self._ssh.stdout.readline()):
+            if not (line := self._ssh.stdout.readline(LONGEST_LINE)):
                 raise _ended(self._host, self._ssh)
             self._take(json.loads(line))
         except BaseException:
@@ -138,7 +139,7 @@ class Tunnel(threading.Thread):
     def run(self) -> None:
         """Take in what changes, until the cluster has ended or the connection is broken."""
         assert self._ssh.stdout is not None
-        for line in self._ssh.stdout:
+        while line := self._ssh.stdout.readline(LONGEST_LINE):
             with suppress(OSError, ValueError):  # the cluster was stopped here
                 self._take(json.loads(line))
         self._end()
@@ -179,7 +180,7 @@ def _ask(
             with suppress(BrokenPipeError):  # why it has ended is told below
                 ssh.stdin.write(json.dumps(options).encode() + b"\n")
                 ssh.stdin.flush()
-        for line in ssh.stdout:
+        while line := ssh.stdout.readline(LONGEST_LINE):
             said = _parsed(host, line)
             if "report" in said:
                 report(str(said["report"]))
@@ -192,9 +193,7 @@ def _ask(
                 return said
         raise _ended(host, ssh)
     finally:  # an interrupt, too, ends a start there: its input ends
-        ssh.stdin.close()
-        ssh.wait()
-        ssh.stdout.close()
+        ssh.communicate()  # what a shell still prints must not keep it
 
 
 def _parsed(host: str, line: bytes) -> dict[str, Any]:
