@@ -102,6 +102,7 @@ class LateHosts(threading.Thread):
             reports[host] = report
             refused, notes = judge_joined(reports, software(CORE), named=bool(asked.get("hosts")))
             if host in refused:
+                self._supervisor.ask("refuse_hosts", hosts=[host])
                 raise FailedPreconditionError(refused[host].partition(": ")[2])
             if host in notes:
                 self._report(notes[host])

@@ -125,8 +125,8 @@ def start_cluster(
     - ``idle``: a time such as "30m", or seconds, from 1 s, after which a cluster that no cell and no run has
       used ends, and releases its hosts; None for never. docs/hosts.md says what counts as use
     - ``save_before``: a time such as "5m", or seconds: runs write a state so long before the job of their
-      hosts ends, where that is known (Slurm, Kubernetes), also without ``checkpoint_every``; 0 for none. None
-      for 5 minutes
+      hosts ends, where that is known (slurm, batch, kubernetes), also without ``checkpoint_every``; 0 for
+      none. None for 5 minutes
     - ``requeue``: whether the job of the hosts is submitted again when it has no time left, or was preempted.
       The tasks start again on its hosts then, and a run that this process follows continues from its newest
       state (docs/slurm.md)

@@ -87,7 +87,7 @@ def test_the_run_continues_whichever_client_has_started_the_tasks() -> None:
 def test_flags_that_cannot_be_obeyed_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="no time is known at which a job ends"):
         nb.start_cluster(launcher="local", save_before="5m")
-    with pytest.raises(InvalidArgumentError, match="in no job that could be submitted again"):
+    with pytest.raises(InvalidArgumentError, match="it submits no job a second time"):
         nb.start_cluster(launcher="local", requeue=True)
     with pytest.raises(InvalidArgumentError, match="idle is a time"):
         nb.start_cluster(launcher="local", idle="soon")

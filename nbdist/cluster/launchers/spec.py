@@ -96,7 +96,7 @@ class HostCommand:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-NO_JOB = "its hosts are in no job that could be submitted again"
+NO_REQUEUE = "it submits no job a second time, as 'slurm' does"
 JOB_OVER = 75  # EX_TEMPFAIL: how a command ends whose job is over through no fault of its own
 
 
@@ -167,7 +167,7 @@ class LauncherSpec:
     settings: tuple[LauncherSetting, ...] = ()
     tries_again: bool = False
     timed: bool = False
-    not_requeued: Callable[[Mapping[str, Any]], str] = field(default=lambda settings: NO_JOB)
+    not_requeued: Callable[[Mapping[str, Any]], str] = field(default=lambda settings: NO_REQUEUE)
     fits: Callable[[Mapping[str, Any]], str] = field(default=lambda settings: "")
     hosts: Callable[[Mapping[str, Any]], tuple[Host, ...]] = field(default=lambda settings: ())
     commands: Callable[[Mapping[str, Any], Sequence[str]], tuple[HostCommand, ...]] = no_commands
