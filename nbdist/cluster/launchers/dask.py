@@ -34,7 +34,6 @@ from nbdist.cluster.launchers.nodes import (
     require_port,
     run_command,
     said,
-    why_ended,
     why_not,
 )
 from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
@@ -210,7 +209,6 @@ SPEC = LauncherSpec(
     tries_again=True,
     hosts=dask_hosts,
     commands=partial(host_command, "dask", SETTINGS),
-    explain=why_ended,
 )
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from nbdist.cluster.launchers.nodes import (
     one_for_each,
     run_command,
     said,
-    why_ended,
     why_not,
 )
 from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
@@ -179,7 +178,6 @@ SPEC = LauncherSpec(
     tries_again=True,
     hosts=engine_hosts,
     commands=partial(host_command, "ipyparallel", SETTINGS),
-    explain=why_ended,
 )
 
 if __name__ == "__main__":

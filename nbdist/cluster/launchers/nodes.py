@@ -379,8 +379,3 @@ def host_command(
 ) -> tuple[HostCommand, ...]:
     """Return the command that brings up the supervisors of these hosts."""
     return (HostCommand((*command_of(name, settings, values), *hosts), tuple(hosts)),)
-
-
-def why_ended(host: str, code: int, errors: str) -> str:
-    """Return why a command of these launchers has ended: its last line."""
-    return last_line(errors) or f"the command that holds host {host} ended with exit code {code}"

@@ -30,7 +30,6 @@ from nbdist.cluster.launchers.nodes import (
     host_command,
     require_port,
     run_command,
-    why_ended,
     why_not,
 )
 from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
@@ -247,7 +246,6 @@ SPEC = LauncherSpec(
     tries_again=True,
     hosts=ray_hosts,
     commands=partial(host_command, "ray", SETTINGS),
-    explain=why_ended,
 )
 
 if __name__ == "__main__":

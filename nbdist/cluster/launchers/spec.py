@@ -100,6 +100,16 @@ NO_REQUEUE = "it submits no job a second time, as 'slurm' does"
 JOB_OVER = 75  # EX_TEMPFAIL: how a command ends whose job is over through no fault of its own
 
 
+def why_command_ended(host: str, code: int, errors: str) -> str:
+    """Return why the command of a host has ended: the last line of its errors.
+
+    >>> why_command_ended("n1", 9, "")
+    'the command that holds host n1 ended with exit code 9'
+    """
+    lines = errors.strip().splitlines() or [f"the command that holds host {host} ended with exit code {code}"]
+    return lines[-1].strip()
+
+
 def no_commands(settings: Mapping[str, Any], hosts: Sequence[str]) -> tuple[HostCommand, ...]:
     """Return no command: all tasks are on the client's host."""
     return ()
@@ -171,7 +181,7 @@ class LauncherSpec:
     fits: Callable[[Mapping[str, Any]], str] = field(default=lambda settings: "")
     hosts: Callable[[Mapping[str, Any]], tuple[Host, ...]] = field(default=lambda settings: ())
     commands: Callable[[Mapping[str, Any], Sequence[str]], tuple[HostCommand, ...]] = no_commands
-    explain: Callable[[str, int, str], str] = field(default=lambda host, code, errors: errors)
+    explain: Callable[[str, int, str], str] = why_command_ended
 
     def is_installed(self) -> bool:
         """Return whether this host has the packages that the launcher needs."""

@@ -19,7 +19,6 @@ from typing import Any
 from nbdist.cluster.hosts import Host
 from nbdist.cluster.launchers.batch.systems import SYSTEMS, BatchRequest, BatchSystem
 from nbdist.cluster.launchers.local import ForkLauncher
-from nbdist.cluster.launchers.slurm.request import slurm_ended
 from nbdist.cluster.launchers.slurm.status import parse_duration
 from nbdist.cluster.launchers.spec import HostCommand, LauncherSetting, LauncherSpec
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, choices
@@ -236,6 +235,5 @@ SPEC = LauncherSpec(
     fits=batch_fits,
     hosts=batch_hosts,
     commands=batch_commands,
-    explain=slurm_ended,
     timed=True,
 )

@@ -17,7 +17,6 @@ from typing import Any
 
 from nbdist.cluster.hosts import Host
 from nbdist.cluster.launchers.local import ForkLauncher
-from nbdist.cluster.launchers.slurm.request import slurm_ended
 from nbdist.cluster.launchers.slurm.status import parse_duration
 from nbdist.cluster.launchers.spec import HostCommand, LauncherSetting, LauncherSpec
 from nbdist.errors import InvalidArgumentError, MissingExtra
@@ -191,6 +190,5 @@ SPEC = LauncherSpec(
     settings=SETTINGS,
     hosts=pod_hosts,
     commands=pod_commands,
-    explain=slurm_ended,
     timed=True,
 )

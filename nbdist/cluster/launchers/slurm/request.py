@@ -245,12 +245,6 @@ def slurm_commands(settings: Mapping[str, Any], hosts: Sequence[str]) -> tuple[H
     return (HostCommand(tuple(JobRequest(**settings).command()), tuple(hosts)),)
 
 
-def slurm_ended(host: str, code: int, errors: str) -> str:
-    """Return why the job's command has ended: its last line."""
-    lines = errors.strip().splitlines() or [f"the command of the job ended with exit code {code}"]
-    return lines[-1]
-
-
 def slurm_fits(settings: Mapping[str, Any]) -> str:
     """Return why a cluster is to run in Slurm: in an allocation, or with its settings; "" for no reason."""
     if job := os.environ.get("SLURM_JOB_ID"):
@@ -284,7 +278,6 @@ SPEC = LauncherSpec(
     fits=slurm_fits,
     hosts=slurm_hosts,
     commands=slurm_commands,
-    explain=slurm_ended,
     timed=True,
     not_requeued=slurm_not_requeued,
 )
