@@ -238,6 +238,8 @@ def test_the_command_that_submits(name: str, request_: BatchRequest, command: st
         ("htcondor", BatchRequest(queue="gpu"), "HTCondor has no queues; leave it out"),
         ("lsf", BatchRequest(parallel_environment="mpi"), "parallel environments are SGE's"),
         ("pbs", BatchRequest(batch_options="-l a=1 job.sh"), "leave 'job.sh' out"),
+        ("pbs", BatchRequest(batch_cores=4, batch_options="-l select=2"), "give select= its ncpus"),
+        ("sge", BatchRequest(batch_cores=4, batch_options="-pe mpi 8"), "has the slots"),
     ],
 )
 def test_what_a_system_does_not_have_is_refused(name: str, request_: BatchRequest, said: str) -> None:

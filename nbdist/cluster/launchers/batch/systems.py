@@ -156,6 +156,11 @@ def submit_pbs(request: BatchRequest) -> list[str]:
     >>> submit_pbs(BatchRequest("pbs", batch_nodes=2, batch_cores=4, batch_time="90"))[3:5]
     ['-l', 'nodes=2:ppn=4,walltime=1:30:00']
     """
+    if request.batch_cores and "select=" in request.batch_options:
+        raise InvalidArgumentError(
+            f"batch_cores={request.batch_cores}: batch_options={request.batch_options!r} says it already: "
+            "leave batch_cores out, and give select= its ncpus"
+        )
     clock = clock_of(request.batch_time)
     resources = [f"walltime={clock}"] if clock else []
     # PBS takes either nodes= or select=; the template and the options may have the latter.
@@ -182,6 +187,11 @@ def submit_sge(request: BatchRequest) -> list[str]:
     ['-pe', 'mpi', '8']
     """
     slots = (request.batch_nodes or 1) * (request.batch_cores or 1)
+    if request.batch_cores and "-pe" in request.batch_options.split():
+        raise InvalidArgumentError(
+            f"batch_cores={request.batch_cores}: batch_options={request.batch_options!r} has the slots: "
+            "leave batch_cores out, or name the parallel environment with parallel_environment="
+        )
     if slots > 1 and not request.parallel_environment and "-pe" not in request.batch_options.split():
         raise InvalidArgumentError(
             f"SGE gives {slots} cores only in a parallel environment: name one with parallel_environment= "
