@@ -434,9 +434,7 @@ class Cluster:
 
     def _tasks_named(self, task: int | str) -> list[TaskInfo]:
         """Return the task of a rank or a name, or the tasks of a host."""
-        tasks = self.tasks
-        hosts = dict.fromkeys([*(info.node for info in tasks), *self._supervisor.hosts])
-        return tasks_named(tasks, task, [name for name in hosts if name])
+        return tasks_named(self.tasks, task, [row["name"] for row in self.hosts() if row["name"]])
 
     def _check_own(self) -> None:
         """Raise FailedPreconditionError if another process started the cluster and has a run on it."""

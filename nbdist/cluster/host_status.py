@@ -129,7 +129,10 @@ def tasks_named(tasks: Sequence[TaskInfo], name: int | str, hosts: Iterable[str]
             raise InvalidArgumentError(f"{error}{also}") from None
         if found := [task for task in tasks if task.node == host]:
             return found
-        raise InvalidArgumentError(f"host {host} has no task: there is nothing to restart on it") from None
+        raise InvalidArgumentError(
+            f"host {host} has no task, so there is nothing to restart: it has not come yet, or its tasks are "
+            "on other hosts (%cluster shows which)"
+        ) from None
     if is_host:
         raise InvalidArgumentError(
             f"{host!r} names both {task.name} and a host: say {task.name} for the task; for the host, "

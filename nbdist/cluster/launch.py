@@ -181,11 +181,12 @@ def start_cluster(
     slots = {name: count for name, count in slots.items() if count}  # a host without workers has no tasks
     check_counts(sum(slots.values()), ps, threads, gpu_memory, data)
     least = check_least(min_workers, sum(slots.values()), bool(hosts))
+    memory_limit = parse_memory(memory)
 
     def planned(slots: Mapping[str, int], found: Mapping[str, HostResources]) -> tuple[TaskPlan, ...]:
         return plan_placed(
             place(slots, ps, data), sum(slots.values()), ps, data, found,
-            threads=threads, gpu_memory=gpu_memory, memory=parse_memory(memory),
+            threads=threads, gpu_memory=gpu_memory, memory=memory_limit,
         )  # fmt: skip
 
     plans = None if hosts else planned(slots, {HERE: own_resources(gpus, slots[HERE])})
@@ -400,8 +401,8 @@ class _Startup:
     def _raise_missing(self, reports: Mapping[str, Mapping[str, Any]]) -> NoReturn:
         """Raise an error that says why the hosts are not enough."""
         why = list(dict.fromkeys([*self.missing.values(), *self.refused.values()]))
-        if late := [name for name in self.hosts if name not in reports and name not in self.missing]:
-            why.append(f"{', '.join(late)}: not there yet when the start failed")
+        late = [name for name in self.hosts if name not in reports and name not in self.missing]
+        why.extend(f"host {name}: not there yet when the start failed" for name in late)
         table = versions_table({name: report["versions"] for name, report in reports.items()})
         kind = UnavailableError if self.missing else FailedPreconditionError
         raise kind("\n".join(why) + table)
