@@ -68,7 +68,7 @@ export function StartFields({ first, about, busy, trouble, trans, onChange }: Fi
       {text('workers', trans.__('Workers'), {
         ...whole,
         min: 1,
-        placeholder: launcher.elsewhere ? trans.__('as the hosts take') : ''
+        placeholder: launcher.elsewhere ? trans.__('all that fit') : ''
       })}
       {text('ps', trans.__('Parameter servers'), { ...whole, min: 0 })}
       {choice('launcher', trans.__('Launcher'), (about?.launchers ?? [DEFAULT_LAUNCHER]).map(name => [name, name]))}
