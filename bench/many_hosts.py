@@ -137,6 +137,7 @@ def _running(count: int) -> Iterator[Head]:
         "launcher": "ssh",
         "settings": find_launcher("ssh").read_settings({"hosts": ",".join(names)}),
         "tasks": [],
+        "data": 0,
         "expected": count,
         "hosts": names,
         "versions": own_versions(),
