@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import between_hosts, many_hosts
+from bench import between_hosts, hosts_start, many_hosts
 from bench.allreduce_work import SIZES
 from bench.frame import Bar, Benchmark, Goal, Survey, close
 from bench.input_work import WORKS
@@ -566,6 +566,24 @@ BENCHMARKS: list[Benchmark | Survey] = [
         )
         # At 10 Gbit/s the two cores that all hosts share are the limit, so that these figures have no bars.
         for gbit, bars in ((1, LINK_BARS), (10, dict[str, Bar]()))
+    ),
+    Benchmark(
+        "hosts.start",
+        "from nothing to the first step on 3 hosts with an sshd each, one worker on each",
+        "s",
+        "torchrun",
+        here("hosts_start", "nbdist"),
+        elsewhere("hosts_start", "torchrun"),
+        None,
+    ),
+    Survey(
+        "hosts.step",
+        "the first step on 3 hosts with an sshd each, after they are up",
+        (
+            Goal(hosts_start.UP, "s", None),
+            Goal(hosts_start.STEP, "s", Bar("<=", 5, "figure")),
+        ),
+        here("hosts_start", "nbdist", "--figures"),
     ),
     Survey(
         "hosts.64",
