@@ -362,7 +362,7 @@ def check_cluster(machine: Machine) -> str:
 
 def check_nvml(machine: Machine) -> str:
     """Use and memory of the GPUs."""
-    from nbdist.lab.readers.tasks import GpuMonitor
+    from nbdist.metrics.process_usage import GpuMonitor
 
     wanted = {os.getpid(): list_gpus()[0]}
     found, problem = GpuMonitor().poll(wanted)

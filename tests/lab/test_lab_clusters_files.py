@@ -21,7 +21,7 @@ from nbdist.lab.readers.clusters import (
     nbdist_item,
 )
 from nbdist.lab.readers.ipyparallel import EngineSet, parallel_item, parse_parallel
-from nbdist.lab.readers.supervisor import SupervisorStatus, parse_status
+from nbdist.lab.readers.supervisor import SupervisorStatus, parse_status, parse_usage
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 JSON = st.recursive(
@@ -96,7 +96,7 @@ def test_any_message_of_a_supervisor_is_accepted_or_refused(content: object) -> 
         assert tasks is not None
         assert all(isinstance(how, str) for how in describe_deaths(tasks, word).values())
         description = ClusterDescription(1.0, 2, 0, "ssh", tasks, slots={"a": 1})
-        json.dumps(host_items(description, word), allow_nan=False)
+        json.dumps(host_items(description, word, parse_usage(content, 1.0)), allow_nan=False)
 
 
 def test_an_mpi_world_cannot_grow() -> None:

@@ -8,7 +8,8 @@ import sys
 
 import psutil
 
-from nbdist.lab.readers.processes import CHECK_SECONDS, CLOCK_SECONDS, Processes
+from nbdist.lab.readers.processes import CHECK_SECONDS, Processes
+from nbdist.metrics.process_usage import CLOCK_SECONDS
 
 
 def test_a_process_is_found_until_it_ends() -> None:

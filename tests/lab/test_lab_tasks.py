@@ -21,17 +21,19 @@ from waiting import until
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import NotFoundError
 from nbdist.lab.readers.clusters import Clusters
-from nbdist.lab.readers.tasks import (
-    ELSEWHERE,
+from nbdist.lab.readers.supervisor import parse_usage
+from nbdist.lab.readers.tasks import NOT_REPORTED, ClusterTasks, usage_there
+from nbdist.metrics.gpu_usage import load_nvml
+from nbdist.metrics.process_usage import (
     MEGABYTE,
     WINDOW_SECONDS,
-    ClusterTasks,
+    Load,
     Measured,
     ProcessUsage,
     measure,
     steady,
 )
-from nbdist.metrics.gpu_usage import load_nvml
+from nbdist.runtime.task import TaskInfo
 
 KEYS = {
     "cluster", "rank", "name", "job", "index", "host", "pid", "device", "state", "cpu", "memory", "gpu",
@@ -122,7 +124,7 @@ def test_rows_of_an_idle_cluster_do_not_change(
     clusters: Clusters, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "nbdist.lab.readers.tasks.WINDOW_SECONDS", float("inf")
+        "nbdist.metrics.process_usage.WINDOW_SECONDS", float("inf")
     )  # after it, a row has its CPU
     with a_cluster("mine", [a_task(0, sleeper.pid)]):
         tasks = ClusterTasks(FakeRuns(), clusters)
@@ -196,12 +198,26 @@ def test_a_reused_pid(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> N
             supervisor.close()
 
 
+def test_the_usage_of_another_host_is_that_of_the_same_process() -> None:
+    figures = {"cpu": 70, "memory": MEGABYTE, "frozen": True, "gpu": {"use": 9, "history": [8, "?", 9]}}
+    reply = {"usage": [{"name": "a", "age": 0.1, "tasks": {"7": figures, "-1": {}, "x": []}, "machine": 3}]}
+    there = parse_usage(reply, 1.0)
+    task = TaskInfo("worker", 0, 0, "0123", 7, "", "GPU:0", 1, node="a")
+    usage = usage_there(task, there["a"])
+    assert (usage.load, usage.reported) == (Load(70, MEGABYTE, frozen=True), True)
+    assert usage.gpu is not None
+    assert (usage.gpu["use"], usage.gpu["memory"], usage.gpu["history"]) == (9, None, [8, 9])
+    replaced = TaskInfo("worker", 0, 0, "0123", 8, "", "GPU:0", 1, node="a")
+    assert not usage_there(replaced, there["a"]).reported
+    assert not usage_there(task, None).reported
+
+
 def test_another_host_has_no_figures(clusters: Clusters) -> None:
     with a_cluster("mine", [a_task(0, os.getpid(), host="0123456789abcdef")]):
         clusters.poll()
         (row,) = ClusterTasks(FakeRuns(), clusters).poll("mine")
     assert (row["host"], row["state"]) == ("another host (01234567)", "idle")
-    assert (row["cpu"], row["memory"], row["note"]) == (None, None, ELSEWHERE)
+    assert (row["cpu"], row["memory"], row["note"]) == (None, None, NOT_REPORTED)
 
 
 def test_tasks_of_a_sweep_have_no_progress(clusters: Clusters, sleeper: subprocess.Popen[bytes]) -> None:

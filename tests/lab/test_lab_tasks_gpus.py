@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from fake_pynvml import FakeNvml, NVMLError, NVMLError_NotSupported
 
-from nbdist.lab.readers.tasks import HISTORY, GpuMonitor
 from nbdist.metrics.gpu_usage import load_nvml
+from nbdist.metrics.process_usage import HISTORY, GpuMonitor
 
 MB = 1 << 20
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import selectors
 import signal
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.cluster.affinity import CORES_VARIABLE, format_cores, worker_cores
 from nbdist.cluster.folder import mark_busy, unmark_busy
 from nbdist.cluster.launchers.spec import JOB_OVER
+from nbdist.cluster.supervisor.usage import USAGE_SECONDS
 from nbdist.cluster.time_limits import SAVE_AT_VARIABLE, save_time
 from nbdist.json_values import listed, mapping, number, text
 
@@ -65,6 +67,11 @@ class RemoteHost:
     """The pids of its living tasks, by rank."""
     awaited: dict[int, Answered] = field(default_factory=dict)
     next_id: int = 0
+    usage: Reply = field(default_factory=dict)
+    """What its tasks and itself use, as it has said last."""
+    measured: float = -math.inf
+    measures: bool = False
+    """Whether it was asked for it, and has not answered."""
 
 
 class Hosts:
@@ -151,6 +158,31 @@ class Hosts:
         host.next_id += 1
         host.awaited[host.next_id] = answered
         self._supervisor.send(host.connection, {"id": host.next_id, "request": request, **entries})
+
+    def usage(self) -> list[Reply]:
+        """Return what the hosts and their tasks use, as each has said last; ask them for newer figures.
+
+        An entry has the host's "name", the seconds since it has answered ("age"), and the figures of
+        `nbdist.cluster.supervisor.usage`. Hosts that have not answered yet have none.
+        """
+        now = time.monotonic()
+        for host in [*self.by_name.values()]:
+            if not host.measures and now - host.measured >= USAGE_SECONDS:
+                self._measure(host)
+        known = [host for host in self.by_name.values() if host.usage]
+        return [{**host.usage, "name": host.name, "age": now - host.measured} for host in known]
+
+    def _measure(self, host: RemoteHost) -> None:
+        def measured(reply: Reply) -> None:
+            host.measures = False
+            if "error" not in reply:
+                host.usage, host.measured = reply, time.monotonic()
+
+        tasks = self._supervisor.plan["tasks"]
+        visible = {one["rank"]: one["environment"].get("CUDA_VISIBLE_DEVICES", NO_GPU) for one in tasks}
+        host.measures = True
+        gpus = {rank: gpu for rank in host.tasks if (gpu := visible.get(rank, NO_GPU)) != NO_GPU}
+        self.ask(host, "measure", measured, gpus=gpus)
 
     def start(self, name: str, task: dict[str, Any], answered: Answered) -> None:
         """Start a task's process on a host."""

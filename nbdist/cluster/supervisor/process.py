@@ -21,7 +21,8 @@ one that does not fork adds its processes with `SupervisorProcess.add_child`.
 **Protocol.** Clients connect to ``supervisor.sock`` in the cluster's folder, which only their user can enter.
 A message is one JSON object per line.
 
-    requests    status, watch, used, signal, ready, stop; those that change the membership (`ChangeLock`)
+    requests    status, watch, usage, used, signal, ready, stop; those that change the membership
+                (`ChangeLock`)
     events      started, forked, exit (rank, pid, code or signal, end of the log), roster, stopping
 
 **Failure detection.** Each process is watched by one other, and none of them polls:
@@ -67,6 +68,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.cluster.affinity import CORES_VARIABLE
 from nbdist.cluster.folder import busy_tasks, is_busy, remove_traces, unmark_busy
 from nbdist.cluster.supervisor.hosts import Hosts, gpus_in_use
+from nbdist.cluster.supervisor.usage import UsageProcess
 from nbdist.cluster.time_limits import UnusedTimeout
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS
 
@@ -102,6 +104,7 @@ class SupervisorProcess:
         self.children: dict[int, int] = {}  # pid -> rank, of this host
         self.forked: set[int] = set()  # the pids of all children that there were
         self.hosts = Hosts(self)
+        self.usage = UsageProcess(self)
         self.engine_connection: dict[str, Any] = {}  # what an engine needs to connect to the controller
         self.exits: dict[int, dict[str, Any]] = {}  # rank -> how it ended
         self.kill_at: float | None = None  # once the cluster ends: when the remaining children are killed
@@ -254,6 +257,7 @@ class SupervisorProcess:
         for one in (self.listener, *self.clients, *self.held_ports):
             one.close()
         self.hosts.close_in_child()
+        self.usage.close_in_child()
         if self.launcher is not None:
             self.launcher.close_in_child()
         for descriptor in (self.wake_in, self.wake_out, self.alive_out, self.lock, self.hub_pipe):
@@ -315,6 +319,11 @@ class SupervisorProcess:
                 self.unused.used = time.monotonic()
             case "signal":
                 self.signal_task(int(request["rank"]), int(request["signum"]), answered)
+            case "measure":  # of the head
+                names = {int(rank): gpu for rank, gpu in request["gpus"].items()}
+                gpus = {pid: names.get(rank) for pid, rank in self.children.items()}
+                if (become := self.usage.measure(gpus, answered)) is not None:
+                    raise ChildProcess(become)
             case "start":
                 task = request["task"]
                 others = [one for one in self.plan["tasks"] if one["rank"] != task["rank"]]
@@ -339,6 +348,8 @@ class SupervisorProcess:
                 limits: Reply = {"ends": self.hosts.ends, "unused_left": self.unused.left(time.monotonic())}
                 limits |= {"awaits_job": self.hosts.awaits_job, "requeues": self.plan.get("requeue", False)}
                 return {**now, "hosts": hosts, **limits}
+            case "usage":
+                return {"usage": self.hosts.usage()}
             case "host":
                 return self.hosts.join(request, client)
             case "ping":
@@ -385,6 +396,7 @@ class SupervisorProcess:
 
     def _reap(self) -> None:
         self.hosts.reap()
+        self.usage.reap()
         for pid in list(self.children):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if not ended:

@@ -32,7 +32,7 @@ from nbdist.lab.actions.status import attach_code
 from nbdist.lab.readers.files import Item, Mark, find_home, mark_of
 from nbdist.lab.readers.ipyparallel import FoundCluster, ParallelClusters, profile_of
 from nbdist.lab.readers.processes import Processes
-from nbdist.lab.readers.supervisor import SupervisorConnection, SupervisorStatus
+from nbdist.lab.readers.supervisor import HostUsage, SupervisorConnection, SupervisorStatus
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.hosts import host_identity
 
@@ -86,6 +86,11 @@ class Clusters:
         tasks = tuple(TaskInfo("engine", n, n, host_identity(), pid, "", "", 0) for n, pid in engines)
         description = ClusterDescription(None, len(tasks), 0, found.cluster.launcher, tasks)
         return ClusterStatus(cluster_id, "running", found.written, description, written=found.written)
+
+    def ask_usage(self, cluster_id: str) -> Mapping[str, HostUsage]:
+        """Return what other hosts of a cluster and their tasks use, by host; request newer figures."""
+        watched = self._watched.get(cluster_id)
+        return {} if watched is None else watched.ask_usage()
 
     def close(self) -> None:
         """Disconnect from all supervisors; a later poll connects again."""
@@ -216,10 +221,15 @@ class ClusterWatcher:
             frozenset(() if reported is None else reported.pids.values()),
             self._busy_runs(living),
             bool(description.owner) and self._owner_lives(description.owner),
-            host_items(description, reported),
+            host_items(description, reported, self._supervisor.usage()),
             None if reported is None else reported.ends,
             written,
         )
+
+    def ask_usage(self) -> Mapping[str, HostUsage]:
+        """Return what other hosts and their tasks use, by host; request newer figures."""
+        self._supervisor.ask_usage()
+        return self._supervisor.usage()
 
     def close(self) -> None:
         """Disconnect from the supervisor."""
@@ -275,7 +285,9 @@ class ClusterWatcher:
         return found
 
 
-def host_items(description: ClusterDescription, reported: SupervisorStatus | None) -> tuple[Item, ...]:
+def host_items(
+    description: ClusterDescription, reported: SupervisorStatus | None, usage: Mapping[str, HostUsage]
+) -> tuple[Item, ...]:
     """Return the hosts of a cluster, ready for JSON; none for a cluster on this host, or if it is unknown."""
     if reported is None or not any([description.slots, reported.hosts]):
         return ()
@@ -286,6 +298,7 @@ def host_items(description: ClusterDescription, reported: SupervisorStatus | Non
             **{key: row[key] for key in shown},
             "gpus": None if row["gpus"] is None else len(row["gpus"]),
             "tasks": len(row["tasks"]),
+            "machine": dict(usage[row["name"]].machine) if row["name"] in usage else None,
         }
         for row in rows
     )

@@ -8,7 +8,8 @@ from contextlib import suppress
 
 import psutil
 
-CLOCK_SECONDS = 3.0  # start times are off by a second or two while the clock is being adjusted
+from nbdist.metrics.process_usage import find_process
+
 CHECK_SECONDS = 5.0  # a system does not reuse a pid within this time
 
 
@@ -42,15 +43,6 @@ class Processes:
         """Drop processes that were not requested since the last call."""
         self._cache = {key: process for key, process in self._cache.items() if key in self._used}
         self._used.clear()
-
-
-def find_process(pid: int, written: float | None) -> psutil.Process | None:
-    """Return the process of a pid if it started before a file was ``written``; None accepts any start."""
-    with suppress(psutil.Error, OSError):
-        process = psutil.Process(pid)
-        if written is None or process.create_time() <= written + CLOCK_SECONDS:
-            return process
-    return None
 
 
 def has_ended(process: psutil.Process) -> bool:

@@ -4,6 +4,9 @@
 and that a pid is still that of the task (it has not reaped it). The request is "watch", which does not keep a
 cluster alive. A supervisor that hangs is not waited for: a later `read` takes in its reply. Events are not
 interpreted: after any event the whole status is requested again.
+
+`SupervisorConnection.usage` has what tasks on other hosts use; it is requested for a cluster
+that a page shows.
 """
 
 from __future__ import annotations
@@ -23,13 +26,17 @@ from typing import Any
 from nbdist.cluster.description import LONGEST, parse_tasks
 from nbdist.cluster.supervisor.process import short_path, socket_name
 from nbdist.json_values import listed, mapping, number, text, whole
+from nbdist.metrics.process_usage import Load, Usage
 from nbdist.runtime.task import MOST_PID, TaskInfo
 
 PATIENCE_SECONDS = 0.05  # for a reply, once per request: a living supervisor needs a thousandth of it
 RETRY_SECONDS = 5.0  # between two attempts to connect
 MOST_HOSTS = 4096
+GPU_FIGURES = ("use", "memory", "total", "power", "temperature")
 MAX_LINE = 16 << 20  # bytes without an end of line
 REQUEST = b'{"id": 1, "request": "watch"}\n'
+USAGE_ID, USAGE_REQUEST = 2, b'{"id": 2, "request": "usage"}\n'
+OLD_SECONDS = 10.0  # from which figures are no longer shown
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,59 @@ def parse_host(report: object) -> tuple[str, dict[str, Any]] | None:
     return name, {**said, "cores": whole(found.get("cores")), "gpus": gpus}
 
 
+@dataclass(frozen=True)
+class HostUsage:
+    """What another host and its tasks use, as it has said last."""
+
+    at: float
+    """When it has said that, by `time.monotonic`."""
+    loads: Mapping[int, Load] = field(default_factory=dict)
+    """CPU and memory, by pid."""
+    gpus: Mapping[int, Usage] = field(default_factory=dict)
+    """The use of its GPU, by pid (see `GpuMonitor.poll`)."""
+    problem: str | None = None
+    """Why its GPUs cannot be measured."""
+    machine: Mapping[str, int | None] = field(default_factory=dict)
+    """The host's own "cpu" in percent of all cores, "memory" and "total" in bytes."""
+
+
+def parse_usage(message: object, now: float) -> dict[str, HostUsage]:
+    """Return the usage of hosts by name from a reply, without what is old or invalid. Never raises.
+
+    >>> tasks = {"17": {"cpu": 99, "memory": 1 << 20, "frozen": False, "gpu": None}}
+    >>> reply = {"reply": 2, "usage": [{"name": "a", "age": 0.5, "tasks": tasks, "machine": {"cpu": 50}}]}
+    >>> parse_usage(reply, now=100.0)["a"].loads
+    {17: Load(cpu=99, memory=1048576, frozen=False)}
+    """
+    found: dict[str, HostUsage] = {}
+    for one in map(mapping, listed(mapping(message).get("usage"))[:MOST_HOSTS]):
+        name, age = text(one.get("name"), LONGEST), number(one.get("age"))
+        if not name or age is None:
+            continue
+        tasks = {pid: mapping(said) for key, said in mapping(one.get("tasks")).items() if (pid := _rank(key))}
+        machine = mapping(one.get("machine"))
+        found[name] = HostUsage(
+            now - age,
+            {
+                pid: Load(whole(said.get("cpu")), whole(said.get("memory")), said.get("frozen") is True)
+                for pid, said in tasks.items()
+            },
+            {pid: parse_gpu(gpu) for pid, said in tasks.items() if (gpu := mapping(said.get("gpu")))},
+            text(one.get("problem"), LONGEST) or None,
+            {key: whole(machine.get(key)) for key in ("cpu", "memory", "total")},
+        )
+    return found
+
+
+def parse_gpu(usage: Mapping[str, Any]) -> Usage:
+    """Return a GPU's use with whole numbers, None for what it does not have. Never raises."""
+    figures: Usage = {key: whole(usage.get(key)) for key in GPU_FIGURES}
+    return {
+        **figures,
+        "history": [use for one in listed(usage.get("history")) if (use := whole(one)) is not None],
+    }
+
+
 def _rank(key: object) -> int | None:
     with suppress(ValueError):
         if isinstance(key, str) and len(key) < 10:
@@ -106,6 +166,8 @@ class SupervisorConnection:
         self._received = b""
         self._asked = self._fresh = False  # a request has no reply yet; that reply was not waited for
         self._retry_at = 0.0
+        self._usage: dict[str, HostUsage] = {}
+        self._usage_asked = False
 
     @property
     def connected(self) -> bool:
@@ -122,12 +184,25 @@ class SupervisorConnection:
             self._receive(patience)
         return self._status
 
+    def usage(self) -> dict[str, HostUsage]:
+        """Return what other hosts and their tasks use, by host, as far as it is known; never waits."""
+        return {name: one for name, one in self._usage.items() if time.monotonic() - one.at < OLD_SECONDS}
+
+    def ask_usage(self) -> None:
+        """Request newer figures of other hosts, unless a request has no reply yet."""
+        if self._socket is not None and not self._usage_asked:
+            try:
+                self._socket.sendall(USAGE_REQUEST)
+                self._usage_asked = True
+            except OSError:
+                self.close()
+
     def close(self) -> None:
         """Disconnect, and drop the status."""
         if self._socket is not None:
             self._socket.close()
         self._socket, self._status, self._received = None, None, b""
-        self._asked = self._fresh = False
+        self._asked = self._fresh = self._usage_asked = False
 
     def __del__(self) -> None:
         if self._socket is not None:
@@ -189,7 +264,9 @@ class SupervisorConnection:
             message = json.loads(line)
         except (ValueError, RecursionError):
             return
-        if isinstance(message, dict) and "reply" in message:
+        if isinstance(message, dict) and message.get("reply") == USAGE_ID:
+            self._usage, self._usage_asked = parse_usage(message, time.monotonic()), False
+        elif isinstance(message, dict) and "reply" in message:
             self._asked = False
             self._status = parse_status(message)
         elif not self._asked and self._socket is not None:
