@@ -424,6 +424,7 @@ def test_slow_replicas_are_named_the_slowest_first() -> None:
         "worker 1 is slow: 1.2x the others' step"
     )
     assert note_on(replicas[3:], tasks) == ""
+    assert note_on(replicas[1:2], tasks, ["b"]) == "worker 0 on b is slow: 1.2x the others' step"
     assert note_on(replicas[1:2] * 7, tasks).endswith(
         "; worker 3 is slow: 1.2x the others' step; 3 more are slow"
     )

@@ -192,6 +192,11 @@ def parse_cluster(body: Body) -> dict[str, Any]:
         )
     spec = LAUNCHERS[wanted["launcher"]]
     settings = parse_launcher_settings(spec, body.get("settings"))
+    if settings.get("sync_modules"):
+        raise InvalidArgumentError(
+            "sync_modules sends the modules beside a notebook, and a start from the sidebar has no notebook: "
+            "run %cluster start --launcher ssh --sync-modules with your hosts in a cell of the notebook"
+        )
     hosts = spec.hosts(spec.read_settings(settings))
     if hosts and body.get("workers") is None:
         wanted["workers"] = None

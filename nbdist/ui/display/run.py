@@ -346,7 +346,7 @@ class RunView:
                     }
                     for i, replica in enumerate(standing.replicas)
                 },
-                "note": note_on(standing.replicas, self._tasks),
+                "note": note_on(standing.replicas, self._tasks, nodes),
                 "trained_on": trained_on(devices),
                 "warning": warning_of(standing, devices, self._tasks),
                 "input": self._input,
@@ -602,13 +602,17 @@ def nodes_of(tasks: Sequence[str], infos: Iterable[TaskInfo]) -> list[str | None
     return nodes if len(set(nodes)) > 1 else [None] * len(nodes)
 
 
-def note_on(replicas: Sequence[ReplicaStanding], tasks: Sequence[str]) -> str:
-    """Return a message that names the lost, unresponsive and slow replicas."""
+def note_on(
+    replicas: Sequence[ReplicaStanding], tasks: Sequence[str], nodes: Sequence[str | None] = ()
+) -> str:
+    """Return a message that names the lost, unresponsive and slow replicas, these with their ``nodes``."""
     slow = sorted(
         ((replica.slowness, i) for i, replica in enumerate(replicas) if replica.slowness), reverse=True
     )
+    on = [f" on {node}" if node else "" for node in nodes]
     parts = [
-        f"{short_task(tasks[i])} is slow: {times:.1f}x the others' step" for times, i in slow[:MOST_NAMED]
+        f"{short_task(tasks[i])}{on[i] if i < len(on) else ''} is slow: {times:.1f}x the others' step"
+        for times, i in slow[:MOST_NAMED]
     ]
     more = [f"{len(slow) - MOST_NAMED} more are slow"] if len(slow) > MOST_NAMED else []
     lost = those("was", LOST, replicas, tasks)
