@@ -32,7 +32,7 @@ from nbdist.cluster.hub import (
     write_ipyparallel_files,
 )
 from nbdist.cluster.late_hosts import LateHosts
-from nbdist.cluster.launchers.registry import AUTO, all_settings, choose_launcher
+from nbdist.cluster.launchers.registry import AUTO, all_settings, choose_launcher, unused_nodes
 from nbdist.cluster.launchers.spec import LauncherSpec
 from nbdist.cluster.placement import check_least, place, worker_slots
 from nbdist.cluster.resources import (
@@ -150,6 +150,8 @@ def start_cluster(
     spec, why = choose_launcher(launcher, settings)
     if why and report is not None:
         report(f"launcher {spec.name}: {why}")
+    if report is not None and (left := unused_nodes(spec)):
+        report(left)
     settings = spec.read_settings(settings)
     hosts = spec.hosts(settings)
     wanted = WORKERS if workers is None and not hosts else workers

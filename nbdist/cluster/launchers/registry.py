@@ -17,7 +17,7 @@ from nbdist.cluster.launchers.batch import request as batch
 from nbdist.cluster.launchers.kubernetes import request as kubernetes
 from nbdist.cluster.launchers.slurm import request as slurm
 from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
-from nbdist.errors import InvalidArgumentError, choices
+from nbdist.errors import InvalidArgumentError, NbdistError, choices
 
 LAUNCHERS: dict[str, LauncherSpec] = {
     spec.name: spec
@@ -55,6 +55,27 @@ def choose_launcher(name: str, settings: Mapping[str, Any]) -> tuple[LauncherSpe
         if why := spec.fits(settings):
             return spec, why
     return LAUNCHERS[DEFAULT_LAUNCHER], ""
+
+
+def unused_nodes(spec: LauncherSpec) -> str:
+    """Return a sentence if a launcher uses one host of the several that the job around this process has.
+
+    >>> unused_nodes(find_launcher("ssh"))
+    ''
+    """
+    if not spec.one_host:
+        return ""
+    other, why = choose_launcher(AUTO, {})
+    try:
+        nodes = len(other.hosts(other.read_settings({})))
+    except NbdistError:  # an allocation that its launcher refuses, too
+        return ""
+    return (
+        f"launcher {spec.name!r} starts its tasks on this host only, and {why}, which has {nodes} nodes: "
+        f"launcher {other.name!r} uses them"
+        if nodes > 1
+        else ""
+    )
 
 
 def find_launcher(name: str) -> LauncherSpec:
