@@ -91,8 +91,11 @@ class Cluster:
         self._ended = False
         self.stopped = False
         """Whether this process has stopped the cluster or closed its connection to it."""
-        self.on_next_job: Callable[[], object] | None = None
-        """What is called when the tasks have started again on the hosts of another job (``requeue``)."""
+        self.on_next_job: dict[str, Callable[[float], object]] = {}
+        """By run, what is called when the tasks have started on the hosts of another job (``requeue``).
+
+        Its argument is when the job before was seen to be over, in seconds since 1970.
+        """
         self._next_job: NextJob | None = None
         self.active_runs: set[str] = set()
         """Runs of this process that are under way here; with one, the cluster outlives the process."""
@@ -143,8 +146,11 @@ class Cluster:
 
     @property
     def client(self) -> Any:
-        """ipyparallel's client; to read it counts as a use of the cluster."""
-        self._supervisor.note_use()
+        """ipyparallel's client; to read it counts as a use of the cluster.
+
+        Raises FailedPreconditionError if the cluster has ended.
+        """
+        self._members.use()
         return self._client
 
     @property
@@ -209,7 +215,7 @@ class Cluster:
         self._supervisor.note_use()
         ranks = self._members.ranks(on)
         infos = {info.rank: info for info in self.tasks}
-        died = partial(self._members.deaths, infos)
+        died = partial(self._members.deaths_in_use, infos)
         return Calls(self._sender.send(ranks, died, function, arguments, named), infos, died)
 
     def run(
@@ -246,7 +252,10 @@ class Cluster:
         if self._ended:
             raise UnavailableError(f"rank {rank} has ended: cluster {self.id} was stopped here")
         self._check_up()
-        self._supervisor.note_use()
+        try:
+            self._members.use()
+        except FailedPreconditionError as error:  # as of a task that does not answer
+            raise UnavailableError(str(error)) from None
         peers: dict[int, Peer] = self._connections.__dict__.setdefault("peers", {})
         info = find_rank(tuple(self.tasks), rank)
         if rank in peers and peers[rank].address != info.address:  # it was replaced
@@ -423,6 +432,11 @@ class Cluster:
             )
         self.close()
 
+    @property
+    def requeues(self) -> bool:
+        """Whether the job of the hosts is submitted again when it is over (``requeue``)."""
+        return self._supervisor.requeues
+
     def is_between_jobs(self) -> bool:
         """Return whether tasks are dead that start again on the hosts of a job that was submitted."""
         return bool(self.dead()) and self._next_job is not None and self._next_job.pending
@@ -455,10 +469,7 @@ class Cluster:
     def check_running(self) -> None:
         """Raise FailedPreconditionError if the cluster has ended or was closed here."""
         self._check_up()
-        if (how := self.controller_died()) is not None:
-            raise FailedPreconditionError(
-                f"cluster {self.id} has ended: {how}. Start another one with %cluster start"
-            )
+        self._members.check_running()
 
     def close(self) -> None:
         """Close this process's connections to the cluster, which continues to run."""
@@ -554,7 +565,7 @@ class Members:
         self._lock = threading.RLock()
         self._keys, self._supervisor, self._changed = keys, supervisor, changed
         for info in self._tasks:
-            add_target(f"nbdist://{info.address}", keys)
+            self._add_target(info)
 
     def now(self) -> list[TaskInfo]:
         """Return the tasks by rank, with all changes of any client."""
@@ -576,6 +587,26 @@ class Members:
             return self._supervisor.stopping or None  # its tasks end before it
         return describe_exit(how)
 
+    def check_running(self) -> None:
+        """Raise FailedPreconditionError with the reason if the cluster has ended."""
+        if (how := self.controller_died()) is not None:
+            raise FailedPreconditionError(self._describe_end(how))
+
+    def use(self) -> None:
+        """Count as a use of the cluster; raise FailedPreconditionError if it has ended."""
+        self._supervisor.note_use()
+        self.check_running()
+
+    def _describe_end(self, how: str) -> str:
+        return (
+            f"cluster {self._supervisor.folder.name} has ended: {how}. Start another one with %cluster start"
+        )
+
+    def deaths_in_use(self, infos: Mapping[int, TaskInfo]) -> dict[int, TaskDiedError]:
+        """Return `deaths`; a client that waits for these tasks uses the cluster."""
+        self._supervisor.note_use()
+        return self.deaths(infos)
+
     def deaths(self, infos: Mapping[int, TaskInfo]) -> dict[int, TaskDiedError]:
         """Return the errors of those of the tasks that died or left, by rank."""
         current = {info.rank: info for info in self.now()}
@@ -583,6 +614,9 @@ class Members:
         deaths = {}
         for info in infos.values():
             how = ended.get(info.rank) or ended.get(CONTROLLER)
+            if how is not None and self._supervisor.stopping:
+                deaths[info.rank] = TaskDiedError(self._describe_end(self._supervisor.stopping))
+                continue
             if info.rank not in current:
                 deaths[info.rank] = TaskDiedError(
                     f"{info.name} (pid {info.pid}) was removed: the cluster was made smaller"
@@ -636,4 +670,13 @@ class Members:
                 remove_target(f"nbdist://{old.address}")
         for new in self._tasks:
             if new not in before:
-                add_target(f"nbdist://{new.address}", self._keys)
+                self._add_target(new)
+
+    def _add_target(self, info: TaskInfo) -> None:
+        found = weakref.WeakMethod(self.use)  # sessions do not keep the connection to the supervisor
+
+        def use() -> None:
+            if (used := found()) is not None:
+                used()
+
+        add_target(f"nbdist://{info.address}", self._keys, use)

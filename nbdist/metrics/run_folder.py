@@ -84,6 +84,8 @@ STATUSES = ("preparing", "running", "paused", "finished", "failed", "stopped", "
 LONGEST = 8 << 20  # bytes of a run.json, with all of its body's code
 BODY, NO_BODY = "body.bin", "body.txt"
 """Files of a run's folder: its body with its inputs, or why they could not be recorded."""
+CONTINUED = "continued"
+"""A file of a run's folder, once a client has started the run again."""
 LATEST = 253_402_300_800  # the year 10000: later values cannot be shown as a time
 
 

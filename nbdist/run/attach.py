@@ -42,7 +42,7 @@ from nbdist.run.recovery.replacement import BodyLauncher
 from nbdist.run.remote import EndedTasks, RemoteOutcomes, RemoteTasks
 from nbdist.run.resumable import members_of, named_task, options_of
 from nbdist.run.run import Run, left_workers
-from nbdist.run.start import RunLauncher, opened
+from nbdist.run.start import RunLauncher, continue_after, opened
 from nbdist.run.task.agent import BODY_REQUEST, install
 from nbdist.run.values.backfill import backfill_store, log_end, printed
 from nbdist.runtime.task import TaskInfo
@@ -258,6 +258,8 @@ def _opened(
     outcomes.over = lambda: run.members.ended_bodies
     if remote is not None:
         remote.cluster.active_runs.add(record.id)
+        if not found.settled:
+            continue_after(remote.cluster, run)
     opened(run, make_view)
     run.notes.extend(backfill_store(run.store, found.folder, answers))
     for info in found.workers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 import time
@@ -29,7 +30,15 @@ from nbdist.errors import (
 )
 from nbdist.frameworks.registry import FRAMEWORKS
 from nbdist.frameworks.versions import check_versions
-from nbdist.metrics.run_folder import RunFile, new_run_id, run_folder, versions, write_run
+from nbdist.metrics.run_folder import (
+    CONTINUED,
+    RunFile,
+    new_run_id,
+    read_run,
+    run_folder,
+    versions,
+    write_run,
+)
 from nbdist.run.files.mirror import Mirror
 from nbdist.run.files.place import RunPlace, mark
 from nbdist.run.follow import View
@@ -51,6 +60,7 @@ from nbdist.wire.hosts import host_identity
 
 LOOK_SECONDS = 0.2  # between two looks at a cluster, or a run, that is awaited
 END_SECONDS = 30.0  # for a run that has lost its tasks to end
+LAST_SECONDS = 60.0  # of a job, in which its tasks end one after the other
 
 _prepared: set[int] = set()
 """Incarnations of the tasks that have their agent: a later cluster may have the id of an earlier one."""
@@ -188,7 +198,7 @@ def start_run(
         mirror.close()
         shutil.rmtree(run_folder(run_id), ignore_errors=True)
         raise
-    cluster.on_next_job = partial(continue_lost, run)
+    continue_after(cluster, run)
     return opened(run, make_view)
 
 
@@ -469,6 +479,7 @@ def resume_run(
             f"%%distribute --resume {run_id} and more epochs"
         )
     recorded = read_body(run_folder(run_id))
+    take_continuation(run_folder(run_id))
     cluster = cluster or cluster_for(record, report, detached)
     if cluster.dead():
         cluster.restart(report=report)
@@ -519,19 +530,44 @@ def cluster_for(record: RunFile, report: Callable[[str], object] = print, detach
     return start_cluster(workers=workers, ps=servers, detached=detached, report=report)
 
 
-def continue_lost(run: Run) -> None:
-    """Continue a run whose hosts' job was over: its tasks have started again on those of the next job."""
+def continue_after(cluster: Cluster, run: Run) -> None:
+    """Have a run continue on the hosts of the cluster's next job, if that is submitted (``requeue``)."""
+    if cluster.requeues:
+        cluster.on_next_job[run.id] = partial(continue_lost, cluster, run)
+
+
+def continue_lost(cluster: Cluster, run: Run, over: float) -> None:
+    """Continue a run whose hosts' job was over: its tasks have started again on those of the next job.
+
+    Of several clients that follow it, one does. A run that had ended before is left as it is.
+    """
+    cluster.on_next_job.pop(run.id, None)
     deadline = time.monotonic() + END_SECONDS
     while not run.over and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
-    if run.status != "failed" or not isinstance(run.error, TaskDiedError):
+    ended = read_run(run.id).ended or over
+    if run.status != "failed" or not isinstance(run.error, UnavailableError) or ended < over - LAST_SECONDS:
+        return
+    if not take_continuation(run.folder):
         return
     try:
-        new = resumed(run)
+        new = resume_run(run.id, cluster=cluster)
+        new.follow_on_thread()
     except NbdistError as error:
         print(f"run {run.id} does not continue: {error}")
     else:
         print(f"run {run.id} continues as run {new.id}: nb.attach({new.id!r}) shows it")
+
+
+def take_continuation(folder: Path) -> bool:
+    """Return whether the run of a folder was not continued by any client yet, and note that it is now."""
+    try:
+        os.close(os.open(folder / CONTINUED, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return False
+    except OSError:  # a full disk, say, of which the run that continues will tell
+        return True
+    return True
 
 
 def resumed(run: Run) -> Run:

@@ -11,16 +11,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from freezing import freeze
 from tiers import matrix
 from waiting import until
 
+import nbdist as nb
 from nbdist.cluster.adopt import end
 from nbdist.cluster.cluster import Cluster, set_current, stop_cluster
 from nbdist.cluster.folder import clusters_folder, living
-from nbdist.errors import FailedPreconditionError, NotFoundError
+from nbdist.errors import DeadlineExceededError, FailedPreconditionError, NotFoundError, TaskDiedError
+from nbdist.graph.ops.accumulators import ConditionalAccumulator
 from nbdist.run.options import Options
 from nbdist.run.start import start_run
 
@@ -135,3 +138,23 @@ def is_zombie(pid: int) -> bool:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+def test_a_cluster_ends_when_nothing_uses_it_and_says_so(start: Start) -> None:
+    cluster = start(workers=1, idle="1s")
+    with nb.Graph().as_default() as graph:
+        value, taken = nb.constant(1.0), ConditionalAccumulator(np.float32).take_grad(1)
+    with nb.Session(cluster.target, graph=graph, operation_timeout=1.5) as session:
+        with pytest.raises(DeadlineExceededError):  # longer than the cluster may be unused
+            session.run(taken)
+        assert cluster.run("6 * 7") == [42]
+        ended = rf"cluster {cluster.id} has ended: stopped after 1 s without use .--idle.. Start another one"
+        until(lambda: cluster.controller_died() is not None)
+        with pytest.raises(FailedPreconditionError, match=ended):
+            session.run(value)
+        with pytest.raises(FailedPreconditionError, match=ended):
+            nb.Session(cluster.target)
+        with pytest.raises(FailedPreconditionError, match=ended):
+            cluster.client  # noqa: B018
+        with pytest.raises(TaskDiedError, match=ended):
+            cluster.run("1")

@@ -30,7 +30,7 @@ from nbdist.cluster.supervisor.process import CONTROLLER, connect_supervisor
 from nbdist.errors import DeadlineExceededError, FailedPreconditionError, UnavailableError
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS
 
-USED_SECONDS = 1.0  # between two messages that the cluster is used
+USED_SECONDS = 0.25  # between two messages that the cluster is used
 FRESH_SECONDS = 1e-3
 KILL_SECONDS = 2.0  # limit for a killed process to end
 SUPERVISOR_LOG = "supervisor.log"
@@ -49,7 +49,6 @@ class SupervisorClient:
         self.hosts: dict[str, dict[str, Any]] = {}  # the other hosts' reports, by name
         self.requeues = False  # whether the hosts' job is submitted again when it is over
         self.awaits_job = False  # whether that was done, and no host of it has joined
-        self.planned: frozenset[str] = frozenset()  # the names of the hosts of the last job
         self.ends: float | None = None  # when the hosts' job ends, in seconds since 1970
         self.roster: list[dict[str, Any]] | None = None  # the tasks, once they have changed
         self.closed = False
@@ -154,7 +153,7 @@ class SupervisorClient:
         return reply
 
     def note_use(self) -> None:
-        """Tell the supervisor that the cluster is used, at most once a second; it does not answer."""
+        """Tell the supervisor that the cluster is used, at most four times a second; it does not answer."""
         if (now := time.monotonic()) - self._used < USED_SECONDS or self.closed:
             return
         self._used = now
@@ -281,7 +280,7 @@ class SupervisorClient:
                 self.awaits_job = False
                 self.hosts[message["name"]] = message
             case "hosts":
-                self.ends, self.planned = message["ends"], frozenset(message["names"])
+                self.ends = message["ends"]
             case "next_job":
                 self.awaits_job, self.ends = True, None
             case "command_ended":

@@ -114,6 +114,10 @@ class Hosts:
             {"event": "hosts", "before": list(before), "names": list(names), "ends": ends}
         )
 
+    def awaited(self) -> list[str]:
+        """Return the hosts that have neither joined nor failed."""
+        return [name for command in self.commands for name in command.hosts if name not in self.by_name]
+
     def join(self, request: dict[str, Any], client: socket.socket) -> Reply:
         """Take the supervisor of another host; the reply is what its engines need to connect."""
         report = dict(request["report"])

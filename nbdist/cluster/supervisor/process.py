@@ -346,7 +346,8 @@ class SupervisorProcess:
                 hosts = [host.report for host in self.hosts.by_name.values()]
                 now = {"pids": self.pids(), "exits": exits, "stopping": stopping, "tasks": roster}
                 limits: Reply = {"ends": self.hosts.ends, "unused_left": self.unused.left(time.monotonic())}
-                limits |= {"awaits_job": self.hosts.awaits_job, "requeues": self.plan.get("requeue", False)}
+                limits |= {"awaits_job": self.hosts.awaits_job, "awaited": self.hosts.awaited()}
+                limits |= {"requeues": self.plan.get("requeue", False)}
                 return {**now, "hosts": hosts, **limits}
             case "usage":
                 return {"usage": self.hosts.usage()}

@@ -38,12 +38,19 @@ REQUEST_SECONDS = (
     86_400.0  # for a request that takes as long as its files are large; a death is noticed at once
 )
 _keys: dict[str, ClusterKeys] = {}
+_uses: dict[str, Callable[[], object]] = {}
 _here: dict[str, SessionHost] = {}
 
 
-def add_target(target: str, keys: ClusterKeys) -> None:
-    """Register the keys of a target; called by each owner of a cluster or a Server."""
+def add_target(target: str, keys: ClusterKeys, use: Callable[[], object] | None = None) -> None:
+    """Register the keys of a target; called by each owner of a cluster or a Server.
+
+    ``use`` is called when a session uses the target, and while one waits for it; it raises if the cluster has
+    ended.
+    """
     _keys[target] = keys
+    if use is not None:
+        _uses[target] = use
 
 
 def set_local_host(target: str, host: SessionHost) -> None:
@@ -54,6 +61,7 @@ def set_local_host(target: str, host: SessionHost) -> None:
 def remove_target(target: str) -> None:
     """Remove a closed target."""
     _keys.pop(target, None)
+    _uses.pop(target, None)
     _here.pop(target, None)
 
 
@@ -75,6 +83,8 @@ class ClusterEngine:
         patience: float | None = None,
     ) -> None:
         self._keys = keys or _keys.get(target) or _unknown(target)
+        self.use = _uses.get(target, _without_limit)
+        """Called when a step begins, and while one is waited for; raises if the cluster has ended."""
         self._timeout, self._report, self._transport = timeout, report, transport
         self._patience = patience
         self._session = secrets.token_hex(6)
@@ -226,7 +236,8 @@ class ClusterEngine:
         return start_work(work)
 
     def check(self, device: str) -> None:
-        """Raise UnavailableError if the connection to a device's task has broken."""
+        """Raise UnavailableError if the connection to a device's task has broken; called in a wait."""
+        self.use()
         peer = self._peers.get(self._task_of(device)[1])
         if peer is not None:
             peer.check()
@@ -281,6 +292,7 @@ class ClusterEngine:
         """Return a task's description of itself; wait for one that does not answer, and report the wait."""
         begun = reported = time.monotonic()
         while True:
+            self.use()
             left = begun + self._timeout - time.monotonic()
             try:
                 return self._call(address, name, "session.describe", timeout=min(max(left, 0.05), 1.0)).meta
@@ -295,6 +307,10 @@ class ClusterEngine:
                 if time.monotonic() - reported >= REPORT_EVERY:
                     reported = time.monotonic()
                     self._report(f"waiting for {name} at {address} ({reported - begun:.0f} s)")
+
+
+def _without_limit() -> None:
+    """Count the use of a target that no cluster of this process has."""
 
 
 def _unknown(target: str) -> ClusterKeys:

@@ -172,6 +172,7 @@ class StepDispatcher:
 
     @contextmanager
     def _fan_out(self, registered: Registered, seconds: float | None = None) -> Iterator[FanOutRequest]:
+        self._tasks.use()
         senders = {n: self._sender(piece) for n, piece in self._others(registered)}
         pieces = registered.plan.pieces
         request = FanOutRequest(
