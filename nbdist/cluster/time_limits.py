@@ -4,7 +4,8 @@
     unused = UnusedTimeout(1800.0, now)
     unused.expired(now, busy)                # the head's supervisor ends the cluster then
 
-The head's supervisor knows the time, so both hold when the notebook's kernel has ended. Pure.
+The head's supervisor knows the time, so both hold when the notebook's kernel has ended. `LIMITS`
+are the settings that ask for them: keywords of `start_cluster`, flags and fields of the sidebar. Pure.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 import re
 from dataclasses import dataclass
 
+from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
 from nbdist.errors import InvalidArgumentError
 
 SAVE_BEFORE = 300.0  # seconds before the end of the hosts' job
@@ -40,6 +42,42 @@ def parse_seconds(name: str, value: str | float, least: float = 0.0) -> float:
             f"not {value!r:.60}"
         )
     return seconds
+
+
+def check_idle(value: str | float) -> None:
+    """Raise InvalidArgumentError for what is no time that a cluster may be unused."""
+    parse_seconds("idle", value, LEAST_UNUSED)
+
+
+def check_save_before(value: str | float) -> None:
+    """Raise InvalidArgumentError for what is no time before the end of a job."""
+    parse_seconds("save_before", value)
+
+
+def check_requeue(value: object) -> None:
+    """Raise InvalidArgumentError for what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"requeue is True or False, not {value!r:.60}")
+
+
+IDLE = LauncherSetting(
+    "idle", "end the cluster when no cell and no run has used it for so long", shows="30m", check=check_idle
+)
+SAVE = LauncherSetting(
+    "save_before", "runs write a state so long before the hosts' job ends (default 5m; 0: none)",
+    shows="5m", check=check_save_before,
+)  # fmt: skip
+REQUEUE = LauncherSetting(
+    "requeue", "submit the hosts' job again when it has no time left or was preempted",
+    None, default=False, check=check_requeue,
+)  # fmt: skip
+LIMITS = (IDLE, SAVE, REQUEUE)
+
+
+def limits_of(spec: LauncherSpec) -> tuple[LauncherSetting, ...]:
+    """Return those of the limits that clusters of a launcher can have here."""
+    requeues = not spec.needs_settings() and not spec.not_requeued(spec.read_settings({}))
+    return IDLE, *([SAVE] if spec.timed else ()), *([REQUEUE] if requeues else ())
 
 
 def describe_seconds(seconds: float) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from nbdist.cluster.gpus import parse_gpus
 from nbdist.cluster.hosts import read_hosts
 from nbdist.cluster.launchers.registry import AUTO, LAUNCHERS, all_settings, describe_launchers
+from nbdist.cluster.time_limits import LIMITS
 from nbdist.distribute.registry import default_strategy, trial_strategies
 from nbdist.errors import InvalidArgumentError, nearest
 from nbdist.frameworks.registry import FRAMEWORKS
@@ -170,16 +171,7 @@ START_FLAGS = {
     "--threads": Flag("threads", int, "N", "BLAS threads per task (default: cores / tasks)"),
     "--id": Flag("cluster_id", str, "NAME", "a name for the cluster"),
     "--timeout": Flag("timeout", float, "S", "timeout of the start in seconds (default 60)"),
-    "--idle": Flag("idle", str, "30m", "end the cluster when no cell and no run has used it for so long"),
-    "--save-before": Flag(
-        "save_before",
-        str,
-        "5m",
-        "runs write a state so long before the hosts' job ends (default 5m; 0: none)",
-    ),
-    "--requeue": Flag(
-        "requeue", help="submit the hosts' job again when it has no time left or was preempted"
-    ),
+    **{one.flag: Flag(one.name, one.read, one.shows, one.help) for one in LIMITS},
     "--orphan-timeout": Flag(
         "orphan_timeout",
         float,

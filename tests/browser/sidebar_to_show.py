@@ -35,7 +35,7 @@ def cluster(name: str, **others: Any) -> Item:
     item = {
         "id": name, "kind": "nbdist", "title": name, "state": "running", "launcher": "local", "workers": 2,
         "ps": 0, "engines": 2, "created": MIDNIGHT, "owner": None, "detached": True, "dead": [], "runs": [],
-        "hosts": [], "ends": None, "attach": f"%load_ext nbdist\n%cluster attach {name}",
+        "hosts": [], "ends": None, "unused_ends": None, "attach": f"%load_ext nbdist\n%cluster attach {name}",
         "can": {"stop": True, "grow": True, "shrink": True, "restart": True}, "why": {}, "lines": [],
         "error": None,
     }  # fmt: skip

@@ -33,7 +33,7 @@ def cluster_item(id: str, **more: Any) -> Item:
         "id": id, "kind": "nbdist", "title": id, "state": "running", "launcher": "local", "workers": 2,
         "ps": 0, "engines": 2, "created": 1.0, "owner": None, "detached": True, "dead": [], "runs": [],
         "attach": "", "can": {"stop": True, "grow": True, "shrink": True, "restart": True}, "why": {},
-        "lines": [], "error": None, "hosts": [], "ends": None, **more,
+        "lines": [], "error": None, "hosts": [], "ends": None, "unused_ends": None, **more,
     }  # fmt: skip
 
 

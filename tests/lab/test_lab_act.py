@@ -96,7 +96,7 @@ def test_a_cluster_is_started(server: Server, action: FakeAction) -> None:
 
 
 def test_a_cluster_is_started_on_other_hosts(server: Server, action: FakeAction) -> None:
-    settings = {"hosts": "a:2,b:2", "python": "/opt/py/bin/python"}
+    settings = {"hosts": "a:2,b:2", "python": "/opt/py/bin/python", "idle": "30m"}
     answer = post(server, "/clusters", {"launcher": "ssh", "ps": 1, "settings": settings})
     assert answer.status == 202
     [item] = server.get("/state")["clusters"]
@@ -123,6 +123,9 @@ def test_a_cluster_is_started_on_other_hosts(server: Server, action: FakeAction)
         ({"launcher": "slurm", "settings": {"cores": "many"}}, "cores is a number, not 'many'"),
         ({"launcher": "slurm", "settings": {"cores": "0"}}, "cores is the number of cores of each node"),
         ({"settings": {"hosts": "a"}}, "hosts is not a setting of launcher 'local', which has none"),
+        ({"settings": {"idle": "soon"}}, "idle is a time such as 90s, 5m or 1h"),
+        ({"settings": {"requeue": True}}, "requeue is not a setting of launcher 'local'"),
+        ({"launcher": "slurm", "settings": {"requeue": "yes"}}, "requeue is True or False, not 'yes'"),
         ({"settings": "a:2"}, "settings are an object with the launcher's settings, not 'a:2'"),
         ({"workers": None}, "workers is a whole number of 1 or more, not None"),
     ],

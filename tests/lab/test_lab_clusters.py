@@ -26,7 +26,7 @@ from nbdist.lab.readers.clusters import Clusters, ClusterWatcher
 
 KEYS = {
     "id", "kind", "title", "state", "launcher", "workers", "ps", "engines", "created", "owner", "detached",
-    "dead", "runs", "hosts", "ends", "attach", "can", "why", "lines", "error",
+    "dead", "runs", "hosts", "ends", "unused_ends", "attach", "can", "why", "lines", "error",
 }  # fmt: skip
 
 

@@ -67,6 +67,7 @@ WORDS = shaped(
     "by",
     "hosts",
     "ends",
+    "unused_ends",
     "name",
     "gpus",
 )

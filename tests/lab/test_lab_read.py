@@ -166,9 +166,10 @@ def test_features_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
         "problem",
     }  # fmt: skip
     forms = found["launcher_forms"]
-    elsewhere = {name: form["elsewhere"] for name, form in forms.items()}
-    assert elsewhere == {"local": False, "slurm": True, "ipyparallel": True}
-    assert forms["local"]["settings"] == []
+    assert [name for name, form in forms.items() if form["elsewhere"]] == ["slurm", "ipyparallel"]
+    assert [one["name"] for one in forms["local"]["settings"]] == ["idle"]
+    switches = {one["name"]: one["switch"] for one in forms["slurm"]["settings"]}
+    assert [switches[name] for name in ("idle", "save_before", "requeue")] == [False, False, True]
     nodes = next(one for one in forms["slurm"]["settings"] if one["name"] == "nodes")
     assert (nodes["shows"], nodes["default"], nodes["switch"]) == ("N|N-M", "", False)
     assert "number of nodes" in nodes["help"]

@@ -66,6 +66,8 @@ export interface Cluster extends Actionable {
   hosts: Host[];
   /** When the job of these hosts ends. */
   ends: number | null;
+  /** When it ends if nothing uses it; a server of an older version does not say. */
+  unused_ends?: number | null;
   /** Code that attaches a notebook to the cluster. */
   attach: string;
   /** The output of its start until now. */

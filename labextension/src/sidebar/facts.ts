@@ -23,6 +23,9 @@ export function clusterFacts(cluster: Cluster, trans: TranslationBundle): string
   if (cluster.ends !== null) {
     facts.push(trans.__('job ends %1', formatMoment(cluster.ends)));
   }
+  if (typeof cluster.unused_ends === 'number') {
+    facts.push(trans.__('unused, it ends %1', formatMoment(cluster.unused_ends)));
+  }
   if (cluster.owner?.session) {
     const notebook = lastPart(cluster.owner.session);
     facts.push(cluster.owner.alive ? notebook : trans.__('%1 (ended)', notebook));

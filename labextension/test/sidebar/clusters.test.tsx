@@ -59,12 +59,14 @@ describe('the clusters', () => {
     const gone = { address: null, cores: null, gpus: null, tasks: 0 };
     const many = Array.from({ length: 10 }, (_, number) => ({ ...gone, name: `n${number}`, state: 'absent' as const }));
     const hosts = [host, { ...host, name: 'b' }, { ...gone, name: 'c', state: 'lost' as const }, ...many];
-    const { store } = fakePanel({ clusters: [{ ...CLUSTER, launcher: 'ssh', hosts, ends: 1_790_000_000 }, other] });
+    const limited = { ...CLUSTER, launcher: 'ssh', hosts, ends: 1_790_000_000, unused_ends: 1_790_000_060 };
+    const { store } = fakePanel({ clusters: [limited, other] });
     act(() => root.render(<Clusters store={store} />));
     const notes = [...place.querySelectorAll('.nbd-Row-note')].map(node => node.textContent);
     expect(notes).toEqual(['on a, b', 'lost: c', 'not there: n0, n1, n2, n3, n4, n5, n6, n7 and 2 more']);
     const facts = place.querySelector('.nbd-Row-facts')!.textContent;
     expect(facts).toContain('ssh13 hostsjob ends ');
+    expect(facts).toContain('unused, it ends ');
   });
 
   it('say why an action cannot be, and do not begin it', () => {

@@ -101,6 +101,7 @@ def starting(one: PendingAction) -> Item:
         "runs": [],
         "hosts": [],
         "ends": None,
+        "unused_ends": None,
         "attach": attach_code(one.id),
         # "stop" cancels a start, and dismisses one that failed.
         "can": {"stop": one.doing == "start", "grow": False, "shrink": False, "restart": False},

@@ -16,7 +16,7 @@ from nbdist.cluster.launchers.registry import DEFAULT_LAUNCHER, LAUNCHERS
 from nbdist.cluster.launchers.spec import LauncherSpec
 from nbdist.cluster.placement import worker_slots
 from nbdist.cluster.resources import MOST_TASKS, check_counts, parse_memory
-from nbdist.cluster.time_limits import parse_seconds
+from nbdist.cluster.time_limits import LIMITS, limits_of
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.json_values import number
 from nbdist.lab.handlers.base import ApiHandler, checked_id
@@ -162,9 +162,6 @@ START: dict[str, Any] = {
     "threads": None,
     "memory": None,
     "gpu_memory": None,
-    "idle": None,
-    "save_before": None,
-    "requeue": False,
 }
 """The default options of a cluster; on other hosts, workers are as many as these take."""
 
@@ -197,7 +194,8 @@ def parse_cluster(body: Body) -> dict[str, Any]:
             "sync_modules sends the modules beside a notebook, and a start from the sidebar has no notebook: "
             "run %cluster start --launcher ssh --sync-modules with your hosts in a cell of the notebook"
         )
-    hosts = spec.hosts(spec.read_settings(settings))
+    limits = {one.name for one in LIMITS}
+    hosts = spec.hosts(spec.read_settings({name: settings[name] for name in settings.keys() - limits}))
     if hosts and body.get("workers") is None:
         wanted["workers"] = None
     counts = [_plain(wanted[name]) for name in ("workers", "ps", "threads", "gpu_memory")]
@@ -206,24 +204,20 @@ def parse_cluster(body: Body) -> dict[str, Any]:
         worker_slots(hosts, wanted["workers"])
     if wanted["memory"] is not None:
         parse_memory(_plain(wanted["memory"]))
-    for name in ("idle", "save_before"):
-        if wanted[name] is not None:
-            wanted[name] = _plain(wanted[name])
-            parse_seconds(name, wanted[name])
-    flag(wanted, "requeue")
     wanted["gpus"] = parse_gpus(_plain(wanted["gpus"]))
     return {**wanted, **settings}
 
 
 def parse_launcher_settings(spec: LauncherSpec, given: object) -> dict[str, Any]:
-    """Return the values of a launcher's settings; a text is read as that of the setting's flag.
+    """Return the values of a launcher's settings and limits; a text is read as that of the setting's flag.
 
-    >>> parse_launcher_settings(LAUNCHERS["slurm"], {"nodes": "2", "cores": "8"})
-    {'nodes': '2', 'cores': 8}
+    >>> parse_launcher_settings(LAUNCHERS["slurm"], {"nodes": "2", "cores": "8", "idle": "1h"})
+    {'nodes': '2', 'cores': 8, 'idle': '1h'}
     """
     if given is not None and not isinstance(given, dict):
         raise InvalidArgumentError(f"settings are an object with the launcher's settings, not {shown(given)}")
-    read = {one.name: one.read for one in spec.settings}
+    limits = {one.name: one for one in limits_of(spec)}
+    read = {one.name: one.read for one in (*spec.settings, *limits.values())}
     values: dict[str, Any] = {}
     for name, value in (given or {}).items():
         try:
@@ -233,7 +227,9 @@ def parse_launcher_settings(spec: LauncherSpec, given: object) -> dict[str, Any]
             raise
         except ValueError:
             raise InvalidArgumentError(f"{name} is a number, not {shown(value)}") from None
-    spec.read_settings(values)  # checks them
+    for name in values.keys() & limits.keys():
+        limits[name].check(values[name])
+    spec.read_settings({name: values[name] for name in values.keys() - limits.keys()})  # checks them
     return values
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from nbdist.cluster.gpus import list_gpus
 from nbdist.cluster.launchers.registry import LAUNCHERS
 from nbdist.cluster.launchers.spec import LauncherSpec
+from nbdist.cluster.time_limits import limits_of
 from nbdist.errors import UnavailableError
 from nbdist.home import home_path, own_version
 from nbdist.lab.readers.files import find_home
@@ -37,10 +38,10 @@ def about() -> dict[str, Any]:
 
 
 def launcher_form(spec: LauncherSpec) -> dict[str, Any]:
-    """Return what the form needs of a launcher: its help, its settings, and whether tasks are on other hosts.
+    """Return what the form needs of a launcher: its help, its settings and limits, and where the tasks are.
 
-    >>> launcher_form(LAUNCHERS["local"])
-    {'help': 'plain engines on this host', 'elsewhere': False, 'settings': []}
+    >>> launcher_form(LAUNCHERS["local"])  # doctest: +ELLIPSIS
+    {'help': 'plain engines on this host', 'elsewhere': False, 'settings': [...]}
     """
     fields = ("name", "help", "shows", "default")
     return {
@@ -48,7 +49,7 @@ def launcher_form(spec: LauncherSpec) -> dict[str, Any]:
         "elsewhere": spec.is_elsewhere(),
         "settings": [
             {**{field: getattr(one, field) for field in fields}, "switch": one.read is None}
-            for one in spec.settings
+            for one in (*spec.settings, *limits_of(spec))
         ],
     }
 

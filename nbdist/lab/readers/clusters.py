@@ -10,6 +10,7 @@ as the task's only if it started before the file was written (`processes`).
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
@@ -162,6 +163,8 @@ class ClusterStatus:
     """The hosts of a cluster on other hosts than this one."""
     ends: float | None = None
     """When the job of these hosts ends, in seconds since 1970."""
+    unused_ends: float | None = None
+    """When the cluster ends if nothing uses it, in seconds since 1970, as a full minute."""
     written: float = 0.0
     """The time of the file that names the processes; a younger process has reused its pid."""
     error: str | None = None
@@ -223,6 +226,7 @@ class ClusterWatcher:
             bool(description.owner) and self._owner_lives(description.owner),
             host_items(description, reported, self._supervisor.usage()),
             None if reported is None else reported.ends,
+            None if reported is None else full_minute(reported.unused_ends),
             written,
         )
 
@@ -337,6 +341,15 @@ NOT_RUNNING = {
 }
 
 
+def full_minute(moment: float | None) -> float | None:
+    """Return the full minute of a moment that is known roughly, so that the item seldom changes.
+
+    >>> full_minute(1090.0), full_minute(None)
+    (1080.0, None)
+    """
+    return None if moment is None else math.floor(moment / 60) * 60.0
+
+
 def nbdist_item(seen: ClusterStatus, here: Mapping[str, str], runs: Iterable[str] = ()) -> Item:
     """Return the item of an nbdist cluster; ``here`` are the versions in this environment.
 
@@ -362,6 +375,7 @@ def nbdist_item(seen: ClusterStatus, here: Mapping[str, str], runs: Iterable[str
         "runs": list(dict.fromkeys([*seen.runs, *runs])),
         "hosts": list(seen.hosts),
         "ends": seen.ends,
+        "unused_ends": seen.unused_ends,
         "attach": attach_code(seen.id),
         "can": can,
         "why": why,

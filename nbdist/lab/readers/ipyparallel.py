@@ -179,6 +179,7 @@ def parallel_item(
         "runs": [],
         "hosts": [],
         "ends": None,
+        "unused_ends": None,
         "attach": f"import ipyparallel as ipp\nrc = ipp.Cluster.from_file({quoted}).connect_client_sync()",
         "can": {"stop": True, "grow": False, "shrink": False, "restart": False},
         "why": {"grow": why, "shrink": why, "restart": why},

@@ -31,6 +31,7 @@ from nbdist.runtime.task import MOST_PID, TaskInfo
 
 PATIENCE_SECONDS = 0.05  # for a reply, once per request: a living supervisor needs a thousandth of it
 RETRY_SECONDS = 5.0  # between two attempts to connect
+LIMIT_SECONDS = 5.0  # between two requests for the time until an unused cluster ends: a use is no event
 MOST_HOSTS = 4096
 GPU_FIGURES = ("use", "memory", "total", "power", "temperature")
 MAX_LINE = 16 << 20  # bytes without an end of line
@@ -54,8 +55,8 @@ class SupervisorStatus:
     """What the other hosts with a supervisor say of themselves, by name."""
     ends: float | None = None
     """When the job of the other hosts ends, in seconds since 1970."""
-    unused_left: float | None = None
-    """In how many seconds the cluster ends if nothing uses it."""
+    unused_ends: float | None = None
+    """When the cluster ends if nothing uses it, in seconds since 1970."""
 
 
 def parse_status(message: object) -> SupervisorStatus | None:
@@ -66,7 +67,7 @@ def parse_status(message: object) -> SupervisorStatus | None:
     """
     if not isinstance(message, dict) or "reply" not in message:
         return None
-    pids, exits = message.get("pids"), message.get("exits")
+    pids, exits, left = message.get("pids"), message.get("exits"), number(message.get("unused_left"))
     if not isinstance(pids, dict) or not isinstance(exits, dict):
         return None
     ranks = {str(key): rank for key in {*pids, *exits} if (rank := _rank(key)) is not None}
@@ -77,7 +78,7 @@ def parse_status(message: object) -> SupervisorStatus | None:
         parse_tasks(message.get("tasks")),
         dict(host for one in listed(message.get("hosts"))[:MOST_HOSTS] if (host := parse_host(one))),
         number(message.get("ends")),
-        number(message.get("unused_left")),
+        None if left is None else time.time() + left,
     )
 
 
@@ -165,7 +166,7 @@ class SupervisorConnection:
         self._socket: socket.socket | None = None
         self._received = b""
         self._asked = self._fresh = False  # a request has no reply yet; that reply was not waited for
-        self._retry_at = 0.0
+        self._retry_at = self._asked_at = 0.0
         self._usage: dict[str, HostUsage] = {}
         self._usage_asked = False
 
@@ -182,6 +183,9 @@ class SupervisorConnection:
         if self._fresh:
             self._fresh = False  # if it hangs, the next call does not wait
             self._receive(patience)
+        limited = self._status is not None and self._status.unused_ends is not None
+        if limited and not self._asked and time.monotonic() >= self._asked_at + LIMIT_SECONDS:
+            self._send()
         return self._status
 
     def usage(self) -> dict[str, HostUsage]:
@@ -225,11 +229,17 @@ class SupervisorConnection:
         self._ask()
 
     def _ask(self) -> None:
-        assert self._socket is not None
         self._status = None
+        self._send()
+        self._fresh = self._asked
+
+    def _send(self) -> None:
+        """Request the status; the last one holds until the reply."""
+        assert self._socket is not None
+        self._asked_at = time.monotonic()
         try:
             self._socket.sendall(REQUEST)
-            self._asked = self._fresh = True
+            self._asked = True
         except OSError:  # BlockingIOError too: it has not read for a long time
             self.close()
 
