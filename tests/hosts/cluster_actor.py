@@ -122,9 +122,10 @@ model.fit(nb.data.Dataset.from_arrays(x, y).batch(8), epochs={epochs})
 """
 
 
-def cell(epochs: int) -> str:
+def cell(epochs: int, on: str | None = None) -> str:
     """Begin a training in the background, as a cell that can be resumed; return its run's id."""
-    return nb.launch(BODY.format(epochs=epochs), strategy="multi_worker", background=True).id
+    body = BODY.format(epochs=epochs)
+    return nb.launch(body, strategy="multi_worker", on=on, seed=3, background=True).id
 
 
 def read(gate: str) -> str:
@@ -170,6 +171,11 @@ def attach(run: str, tunnel: str = "") -> list[str]:
     return nodes(attach_through(tunnel) if tunnel else Cluster.attach())
 
 
+def loss_of(run: str) -> float:
+    """Return the loss of the last epoch of a run, once it has ended."""
+    return float(nb.attach(run).wait().last_epoch(0)["loss"])
+
+
 def state_of(run: str, seconds: float = 20.0) -> list[str]:
     """Wait until a run's state is in this host's folder; return the names of its states."""
     begun, pause = time.monotonic(), threading.Event()
@@ -192,6 +198,7 @@ def next_run(run: str, seconds: float = 20.0) -> dict[str, Any]:
     continued.wait()
     error = continued.error and str(continued.error)
     steps = {"steps": continued.global_step, "resumed": continued.tally.resumed_steps}
+    steps["loss"] = continued.last_epoch(0)["loss"]
     return {"nodes": nodes(Cluster.current()), "error": error, **steps, "phases": phases}
 
 
@@ -291,7 +298,7 @@ def stop() -> float:
 
 ORDERS = (
     *(start, reports, heard, run, chdir, train, background, read, attach, finish, kill, dead, restart),
-    *(state_of, next_run, cell, tunnel, halt, fetch),
+    *(state_of, loss_of, next_run, cell, tunnel, halt, fetch),
     *(grow, grown, shrink, keys, kill_supervisor, rest, status, seconds_left, stop),
 )
 serve({one.__name__: one for one in ORDERS})

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.netns
 
 ACTOR = Path(__file__).parents[1] / "hosts" / "cluster_actor.py"
 LEAVE_SECONDS = 30.0
-EPOCHS, STEPS = 20, 180  # of the digits, in batches of 8
+EPOCHS, STEPS = 120, 180  # of the digits, in batches of 8
 
 
 @pytest.fixture
@@ -49,21 +49,25 @@ def test_a_cluster_in_a_job_trains_survives_a_node_and_ends(client: Actor, slurm
 
 
 @pytest.mark.exhaustive
-def test_a_run_continues_in_the_job_that_follows_a_failed_one(client: Actor, slurm: SlurmNodes) -> None:
+def test_all_runs_continue_in_the_job_that_follows_a_failed_one(client: Actor, slurm: SlurmNodes) -> None:
     settings = {"nodes": 2, "time": "10", "sbatch": "--no-kill=off"}
     started = client.do(do="start", launcher="slurm", save_before="599s", requeue=True, **settings)
     assert started["nodes"] == ["n1", "n2"]
     (job,) = slurm.jobs()
-    run = client.do(do="cell", epochs=EPOCHS)
+    other = client.do(do="cell", epochs=EPOCHS, on="worker:1")
+    run = client.do(do="cell", epochs=EPOCHS, on="worker:0")
     states = client.do(do="state_of", run=run)
     assert states  # it was started without --checkpoint-every
     slurm.run("scontrol", "update", "NodeName=n1", "State=DOWN", "Reason=test")
+    assert client.do(do="next_run", run=other).get("error", "") is None
     found = client.do(do="next_run", run=run)
     assert found.get("error", "") is None, found
     assert set(found["nodes"]) <= {"n1", "n2", "n3"}
     assert found["steps"] == EPOCHS * STEPS
     assert found["resumed"] == int(states[0].split("-")[2].split(".")[0])
     assert f"job {job} lost a node; another one is submitted" in found["phases"]
+    whole = client.do(do="cell", epochs=EPOCHS, on="worker:0")
+    assert found["loss"] == pytest.approx(client.do(do="loss_of", run=whole), rel=1e-6)  # undisturbed
     assert client.do(do="stop") < limit(5)
     for node in ("n1", "n2"):  # what tasks that were killed have left
         subprocess.run([*slurm.inside(node), "rm", "-rf", f"{slurm.home}/nbdist/spool"], check=True)
