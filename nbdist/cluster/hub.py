@@ -16,6 +16,7 @@ from nbdist.errors import FailedPreconditionError, UnavailableError
 from nbdist.home import own_version
 from nbdist.runtime.task import Roster
 from nbdist.wire.keys import secret_folder
+from nbdist.wire.proxy import keep_open, use_proxy
 
 EXIT_SECONDS = 5.0
 """For the supervisor to say how a process ended whose end the hub has noticed."""
@@ -33,13 +34,16 @@ def connect_client(connection: dict[str, Any] | Path, timeout: float, proxy: str
     context: zmq.Context[Any] = zmq.Context()
     context.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     context.setsockopt(zmq.LINGER, 0)
-    if proxy:
-        context.setsockopt(zmq.SOCKS_PROXY, proxy.encode())
+    if not use_proxy(context, proxy):
+        raise UnavailableError("the tunnel to the controller has ended")
     where = connection if isinstance(connection, dict) else str(connection)
     try:
         return ipyparallel.Client(where, context=context, timeout=timeout)
     except TimeoutError:
-        context.destroy(linger=0)
+        if proxy:
+            keep_open(context)
+        else:
+            context.destroy(linger=0)
         raise UnavailableError(f"the controller did not answer within {timeout:.0f} s") from None
 
 

@@ -25,6 +25,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from nbdist.errors import NotAllowedError, UnavailableError
 from nbdist.wire.keys import ClusterKeys
+from nbdist.wire.proxy import keep_open, use_proxy
 from nbdist.wire.rpc.envelope import (
     CALL,
     ENVELOPE,
@@ -84,13 +85,14 @@ class Peer:
         set_limits(self._socket)
         self._socket.curve_publickey = self._socket.curve_serverkey = keys.public.encode()
         self._socket.curve_secretkey = keys.secret.encode()
-        if keys.proxy:
-            self._socket.setsockopt(zmq.SOCKS_PROXY, keys.proxy.encode())
+        reachable = use_proxy(self._socket, keys.proxy)
+        self._proxied = reachable and bool(keys.proxy)
         self._monitor = _monitor_of(self._socket)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
-        self._socket.connect(f"tcp://{address}")
+        if reachable:
+            self._socket.connect(f"tcp://{address}")
 
     def call(
         self,
@@ -213,6 +215,9 @@ class Peer:
             if not self._socket.closed:
                 self._socket.monitor(None, 0)
                 self._monitor.close(linger=0)
+                if self._proxied and not self._connected:
+                    keep_open(self._socket)
+                    self._socket = process_context().socket(zmq.DEALER)
                 self._socket.close(linger=int(linger * 1000))
 
     def _effective_timeout(self, timeout: float | None) -> float:
