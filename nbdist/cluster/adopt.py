@@ -38,7 +38,6 @@ from nbdist.cluster.hub import own_versions
 from nbdist.cluster.launch import start_cluster
 from nbdist.cluster.launchers.registry import AUTO, DEFAULT_LAUNCHER, all_settings, choose_launcher
 from nbdist.cluster.supervisor.client import SupervisorClient, end_frozen
-from nbdist.cluster.tunnel import start_through
 from nbdist.errors import DeadlineExceededError, NbdistError, UnavailableError
 
 Report = Callable[[str], object]
@@ -71,10 +70,8 @@ def start_or_adopt(*, report: Report = print, tunnel: str | None = None, **optio
     a run uses it: then it is adopted as it is. With ``tunnel``, a host that ssh reaches, the cluster's head
     is there (`nbdist.cluster.tunnel`), and none is adopted.
     """
-    if tunnel is not None:
-        return start_through(tunnel, options, report)
-    adopted = adopt(options, report)
-    return start_cluster(report=report, **options) if adopted is None else adopted
+    adopted = adopt(options, report) if tunnel is None else None
+    return start_cluster(report=report, tunnel=tunnel, **options) if adopted is None else adopted
 
 
 def adopt(wanted: Mapping[str, Any] | None, report: Report = print) -> Cluster | None:

@@ -35,6 +35,7 @@ from nbdist.cluster.next_job import NextJob
 from nbdist.cluster.resize import ReplaceTask, check_unused, describe_replacement, grow, shrink
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
 from nbdist.cluster.time_limits import save_time
+from nbdist.cluster.tunnel import lead_to
 from nbdist.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -104,19 +105,35 @@ class Cluster:
             atexit.register(self._stop_at_exit)
 
     @classmethod
-    def attach(cls, id: str | None = None, timeout: float = 10.0) -> Cluster:
-        """Connect to a cluster that another process started.
+    def attach(
+        cls,
+        id: str | None = None,
+        timeout: float = 10.0,
+        *,
+        tunnel: str | None = None,
+        python: str | None = None,
+    ) -> Cluster:
+        """Connect to a cluster that another process started. It does not end with this process.
 
-        ``id`` is the cluster's name; None means the cluster that was started or changed last. ``timeout`` is
-        how many seconds the controller may take to answer. The returned cluster does not end with this
-        process.
+        - ``id``: the cluster's name; None for the cluster that was started or changed last
+        - ``timeout``: seconds that the controller may take to answer
+        - ``tunnel``: a host that ssh reaches, such as "login1", where the cluster's head is. All connections
+          go through one ssh (docs/hosts.md). None for a cluster of this host
+        - ``python``: with ``tunnel``, the path of that host's Python; None for the path of this one
 
-        Raises NotFoundError if no such cluster runs, FailedPreconditionError if it runs other versions of
-        Python or its packages, UnavailableError if it does not answer, DataLossError if its cluster.json is
-        damaged.
+        Raises InvalidArgumentError for ``python`` without ``tunnel``, NotFoundError if no such cluster runs,
+        FailedPreconditionError if it runs other versions of Python or its packages, UnavailableError if it,
+        or the tunnel's host, does not answer, DataLossError if its cluster.json is damaged.
 
             cluster = nb.Cluster.attach("20261122_101500_a1b2c3")
         """
+        if tunnel is not None:
+            id = lead_to(tunnel, id, python)
+        elif python is not None:
+            raise InvalidArgumentError(
+                f"python={python!r} goes with a tunnel (--tunnel HOST, tunnel=); a cluster of this host "
+                "needs none: leave it out"
+            )
         folder = find(id)
         description = read_description(folder)
         check_versions(description.versions)

@@ -47,6 +47,7 @@ from nbdist.cluster.resources import (
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
 from nbdist.cluster.supervisor.process import IdleTimeout
 from nbdist.cluster.time_limits import LEAST_UNUSED, SAVE_BEFORE, parse_seconds
+from nbdist.cluster.tunnel import start_through
 from nbdist.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -87,6 +88,7 @@ def start_cluster(
     idle: str | float | None = None,
     save_before: str | float | None = None,
     requeue: bool = False,
+    tunnel: str | None = None,
     **settings: Any,
 ) -> Cluster:
     """Start a cluster of tasks and return it when the Server of every task answers.
@@ -130,6 +132,8 @@ def start_cluster(
     - ``requeue``: whether the job of the hosts is submitted again when it has no time left, or was preempted.
       The tasks start again on its hosts then, and a run that this process follows continues from its newest
       state (docs/slurm.md)
+    - ``tunnel``: a host that ssh reaches, such as "login1": the cluster's head is there, all connections to
+      it go through one ssh, and the cluster is detached (docs/hosts.md). None for a head on this host
     - ``settings``: settings of the launcher, if it has any (see ``%cluster --help``)
 
     The cluster ends with this process, unless a run on it is under way (or it is detached). Other processes
@@ -145,8 +149,11 @@ def start_cluster(
         servers 0.1 s
         ready in 0.7 s: 3 workers, 1 ps
     """
+    given = {name: value for name, value in locals().items() if name not in ("settings", "tunnel", "report")}
     for name in settings.keys() - all_settings().keys():
         raise TypeError(f"start_cluster() got an unexpected keyword argument {name!r}")
+    if tunnel is not None:
+        return start_through(tunnel, {**given, **settings}, report or (lambda line: None), Cluster.attach)
     spec, why = choose_launcher(launcher, settings)
     if why and report is not None:
         report(f"launcher {spec.name}: {why}")

@@ -28,10 +28,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbdist import errors
-from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.description import write_description
 from nbdist.cluster.folder import claim, living, mark_busy, remove_traces, unmark_busy, write_json
 from nbdist.cluster.hosts import shell_word, ssh_command, why_ssh_ended
@@ -39,6 +38,9 @@ from nbdist.cluster.hub import check_versions
 from nbdist.cluster.supervisor.process import SOCKET
 from nbdist.errors import InvalidArgumentError, NbdistError, UnavailableError
 from nbdist.wire.keys import ClusterKeys
+
+if TYPE_CHECKING:
+    from nbdist.cluster.cluster import Cluster
 
 Report = Callable[[str], object]
 OWN_PORT = "127.0.0.1"
@@ -58,23 +60,35 @@ HERE_ONLY = {
 """Options of a start that cannot be had through a tunnel, and why."""
 
 
-def start_through(host: str, options: Mapping[str, Any], report: Report = print) -> Cluster:
+def start_through(
+    host: str, options: Mapping[str, Any], report: Report, attach: Callable[[str], Cluster]
+) -> Cluster:
     """Start a cluster whose head is on ``host``, and attach to it.
 
     - ``host``: what ssh takes, as "login1" or "ann@login1"
-    - ``options``: those of `start_cluster`. ``python`` is the Python of ``host`` and of its hosts
+    - ``options``: those of `start_cluster`; None and False are left out. ``python`` is the Python of ``host``
+      and of its hosts
+    - ``report``, ``attach``: called with each line of the start, and with the id of the cluster
 
     Raises InvalidArgumentError for an option that cannot be had so, UnavailableError if ssh does not reach
     the host, and what `start_cluster` raises there.
     """
     given = {name: value for name, value in options.items() if value is not None and value is not False}
+    given.pop("detached", None)  # it always is
     if refused := next((name for name in HERE_ONLY if name in given), None):
         flag = f"--{refused.replace('_', '-')}"
         raise InvalidArgumentError(f"{flag} does not go with --tunnel: {HERE_ONLY[refused]}")
     python = given.pop("python", None)
+    for name, value in given.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            raise InvalidArgumentError(
+                f"{name}={value!r:.80} does not go through a tunnel: pass a text, a number or a list of them"
+            ) from None
     found = _ask(host, python, "start", report, options=given)
     try:
-        return open_tunnel(host, python, found)
+        return attach(open_tunnel(host, python, found))
     except NbdistError as error:
         raise UnavailableError(
             f"cluster {found['id']} runs on {host}, and cannot be used from here: {error}; stop it there "
@@ -82,22 +96,21 @@ def start_through(host: str, options: Mapping[str, Any], report: Report = print)
         ) from error
 
 
-def attach_through(
-    host: str, name: str | None = None, python: str | None = None, report: Report = print
-) -> Cluster:
-    """Attach to a cluster whose head is on ``host``: the one called ``name``, or the newest.
+def lead_to(host: str, name: str | None = None, python: str | None = None) -> str:
+    """Open a tunnel to a cluster whose head is on ``host``: the one called ``name``, or the newest.
 
-    Raises UnavailableError if ssh does not reach the host, and what `Cluster.attach` raises there.
+    Returns its id: `Cluster.attach` finds it here then. Raises UnavailableError if ssh does not reach the
+    host, and what `Cluster.attach` raises there.
     """
-    return open_tunnel(host, python, _ask(host, python, "find", report, name))
+    return open_tunnel(host, python, _ask(host, python, "find", print, name))
 
 
-def open_tunnel(host: str, python: str | None, found: Mapping[str, Any]) -> Cluster:
-    """Return a cluster that a tunnel leads to; ``found`` is what its host says of it."""
+def open_tunnel(host: str, python: str | None, found: Mapping[str, Any]) -> str:
+    """Return the id of a cluster that a tunnel leads to; ``found`` is what its host says of it."""
     check_versions(found["versions"])
     if found["id"] not in living():  # else a tunnel of this host leads there
         Tunnel(host, python, found).begin()
-    return Cluster.attach(found["id"])
+    return str(found["id"])
 
 
 class Tunnel(threading.Thread):

@@ -21,7 +21,7 @@ from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import clusters_folder, living, runs_on
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from nbdist.frameworks.registry import loaded
-from nbdist.run.attach import attach_run
+from nbdist.run.attach import attach_run, find_run
 from nbdist.run.follow import View
 from nbdist.run.history import runs
 from nbdist.run.options import SETTINGS, LaunchOptions, Options
@@ -231,6 +231,7 @@ def attach(
     *,
     trial: Callable[..., Any] | None = None,
     push: Mapping[str, Any] | None = None,
+    tunnel: str | None = None,
 ) -> Any:
     """Return a run or a sweep by its id, with all its points, its output, its controls and its results.
 
@@ -248,6 +249,9 @@ def attach(
     engines still run are adopted, others are retried. ``trial`` is its function, if it was started with one;
     ``push`` has its pushed values by name, if it was started with --push or push=.
 
+    ``tunnel`` is a host that ssh reaches, such as "login1", if the cluster's head is there and no tunnel
+    leads to it yet: `Cluster.attach` opens one first.
+
     Raises NotFoundError for an unknown id, FailedPreconditionError if the run's cluster has another version
     of nbdist, or if the run is ``--replication in-graph`` and another living process drives it::
 
@@ -259,6 +263,9 @@ def attach(
             f"nb.attach takes the id of a run or a sweep as text, got {run_id!r:.80}: for one of nb.runs() "
             "write nb.attach(one.id)"
         )
+    if tunnel is not None:
+        named = run_id is not None and not is_sweep(run_id)
+        Cluster.attach(find_run(run_id).cluster.get("id") if named else None, tunnel=tunnel)
     if run_id is None and (found := _free(under_way())):
         run_id, *others = found
         if others:

@@ -22,7 +22,6 @@ from nbdist.cluster.adopt import report_runs, start_or_adopt
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.doctor.examine import examine
 from nbdist.cluster.host_status import describe_host, time_left
-from nbdist.cluster.tunnel import attach_through
 from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError, WorkerError
 from nbdist.metrics.run_folder import duration
 from nbdist.run.follow import InterruptDebounce
@@ -221,13 +220,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
     def _attach(self, line: str) -> Cluster:
         names, options = parse(line, ATTACH_FLAGS, "%cluster attach", most=1)
         name = names[0] if names else None
-        if host := options.pop("tunnel", None):
-            return report_runs(attach_through(host, name, **options))
-        if options:
-            raise InvalidArgumentError(
-                "%cluster attach: --python goes with --tunnel HOST; a cluster of this host needs none"
-            )
-        return report_runs(Cluster.attach(name))
+        return report_runs(Cluster.attach(name, **options))
 
     def _grow(self, line: str) -> None:
         Cluster.current().grow(how_many(line, "%cluster grow"))

@@ -37,6 +37,7 @@ from nbdist.cluster.folder import (
     this_process,
     unmark_busy,
 )
+from nbdist.cluster.launch import start_cluster
 from nbdist.cluster.supervisor.client import SupervisorClient
 from nbdist.cluster.supervisor.process import CHECK_SECONDS, IdleTimeout
 from nbdist.errors import InvalidArgumentError
@@ -253,3 +254,13 @@ def test_a_cluster_that_does_not_fit_is_ended(
         until(lambda: nothing_left(name, pid))
     finally:
         cluster.stop()
+
+
+def test_a_python_is_named_only_for_the_host_of_a_tunnel() -> None:
+    with pytest.raises(InvalidArgumentError, match="goes with a tunnel"):
+        Cluster.attach(python="/opt/bin/python")
+
+
+def test_an_option_that_is_no_text_is_refused_before_ssh_starts() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"hosts=.* does not go through a tunnel"):
+        start_cluster(tunnel="login1", launcher="ssh", hosts=object())

@@ -15,7 +15,6 @@ import nbdist as nb
 from nbdist.checkpoint.manager import state_files
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.launch import start_cluster
-from nbdist.cluster.tunnel import attach_through, start_through
 from nbdist.metrics.run_folder import read_run, run_folder
 from nbdist.ui.magics import status_text
 
@@ -162,13 +161,13 @@ def read(gate: str) -> str:
 
 def tunnel(host: str, **options: Any) -> list[str]:
     """Start a cluster whose head is on a host, through a tunnel; return its tasks' hosts."""
-    return nodes(start_through(host, options, phases.append))
+    return nodes(nb.start_cluster(tunnel=host, report=phases.append, **options))
 
 
 def attach(run: str, tunnel: str = "") -> list[str]:
     """Attach to the newest cluster, and return its tasks' hosts; `finish` follows the run."""
     following.append(run)
-    return nodes(attach_through(tunnel) if tunnel else Cluster.attach())
+    return nodes(Cluster.attach(tunnel=tunnel or None))
 
 
 def loss_of(run: str) -> float:
