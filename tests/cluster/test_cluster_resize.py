@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
+from nbdist.cluster.folder import FOLDER_VARIABLE
 from nbdist.cluster.resize import check_more, last_workers, plan_more
 from nbdist.cluster.resources import (
     HERE,
@@ -17,6 +19,7 @@ from nbdist.cluster.resources import (
     plan_tasks,
     set_blas_threads,
 )
+from nbdist.cluster.supervisor.engine import run_engine
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.runtime.task import TaskInfo
 
@@ -83,3 +86,24 @@ def test_a_loaded_blas_changes_its_number_of_threads() -> None:
     finally:
         set_blas_threads(before)
     assert blas_threads() == before
+
+
+def test_a_task_has_its_threads_although_its_parent_set_the_variable_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = blas_threads()
+    assert before is not None
+    environment = {"OPENBLAS_NUM_THREADS": str(before + 1)}
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", str(before + 1))  # after OpenBLAS was loaded with another
+    monkeypatch.setenv(FOLDER_VARIABLE, "")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    try:
+        with pytest.raises(InterruptedError):
+            run_engine(0, environment, {}, "", 1.0, enter=_stop)
+        assert blas_threads() == before + 1
+    finally:
+        set_blas_threads(before)
+
+
+def _stop() -> None:
+    raise InterruptedError

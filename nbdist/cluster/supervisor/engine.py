@@ -14,7 +14,7 @@ from ipykernel.iostream import OutStream
 
 from nbdist.cluster.affinity import CORES_VARIABLE, bind_this_process
 from nbdist.cluster.folder import FOLDER_VARIABLE
-from nbdist.cluster.resources import set_blas_threads
+from nbdist.cluster.resources import blas_threads, set_blas_threads
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 HEARTBEAT_SECONDS = 1.0  # between the controller's beats once all engines are there
@@ -45,13 +45,14 @@ def run_engine(
 
     `enter` is called when the environment is set, for example to enter an MPI world.
     """
-    loaded_with = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ.update(environment)
     os.environ[FOLDER_VARIABLE] = folder
     if CORES_VARIABLE in environment:
         bind_this_process(environment[CORES_VARIABLE])  # before a thread starts: each has its own affinity
-    if (threads := environment.get("OPENBLAS_NUM_THREADS")) is not None and threads != loaded_with:
-        set_blas_threads(int(threads))  # a task that was added later has another share of the cores
+    threads = environment.get("OPENBLAS_NUM_THREADS")
+    # The parent process has loaded OpenBLAS, and perhaps before it had these variables: ask the library.
+    if threads is not None and blas_threads() != int(threads):
+        set_blas_threads(int(threads))
     sys.argv = [""]  # as in a notebook's own process, a body that parses arguments finds none of its parent's
     enter()
     import numpy as np
