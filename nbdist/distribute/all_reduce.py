@@ -3,12 +3,14 @@
 In each step a replica works on its share of the batch, its gradients are summed with the others' by one
 all-reduce per bucket, and each applies the same sums to the same parameters: copies stay equal bit for bit.
 
-The group changes in three ways, with the same steps (`GroupReplica.form_again`): the ranks that are left
+The group changes in four ways, with the same steps (`GroupReplica.form_again`): the ranks that are left
 re-form the group at the first one's Server, and the replica with the most updates sends its parameters,
 slots, step and learning rate to all.
 
 death    A collective call fails on the remaining replicas, in the middle of a step. Some may have completed
          that step: after the newest parameters have arrived, the others repeat it or not.
+reset    A call fails as it does after a death, because a connection was lost, and all ranks live:
+         they form the group again, and repeat the step or not (`GroupStrategy.outlive`).
 joining  The new process of a lost worker asks to be admitted. The first replica sees that before a push,
          which carries it to all in a control value, as it does a stop: all re-form the group before the next
          step. The new one also receives the position in the data, the history and the states of the model,

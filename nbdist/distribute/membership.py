@@ -4,7 +4,7 @@
     ...
     self.note_changes(waiting, leaving)         # what the last exchange has said of all replicas
     self.admit(leave)                           # before the next step, on all: others join, and some leave
-    self.form_again(error)                      # after a death, on all that are left
+    self.form_again(error)                      # after a death or a lost connection, on all that are left
 
 A replica that is asked to leave says so with its next exchange (`say_leaving`), which tells all how many
 leave, as it tells whether new processes wait (`others_wait`). Before the step that follows all re-form the
@@ -26,7 +26,7 @@ import numpy as np
 
 from nbdist.distribute.agreement import digest_of
 from nbdist.distribute.sharing import WorkerStrategy
-from nbdist.errors import FailedPreconditionError, TaskDiedError, UnavailableError
+from nbdist.errors import DeadlineExceededError, FailedPreconditionError, TaskDiedError, UnavailableError
 from nbdist.graph.backend import to_host
 from nbdist.runtime.groups import LOOPS, World, described
 from nbdist.runtime.ps.client import TrainingOver
@@ -38,6 +38,12 @@ from nbdist.train.strategy import LoopJoining
 from nbdist.wire.collective.base import Collective
 
 Array: TypeAlias = np.ndarray[Any, Any]
+
+MAX_REPAIRS = 3
+"""How often a group of the same replicas is formed again in one step; what fails more often will not work."""
+REPAIR_SECONDS = 2.0
+"""For its connections to be made: a lost connection was perhaps noticed after 6 s of silence, and a link that
+stays blocked has to end the training within 10 s."""
 
 
 class GroupStrategy(WorkerStrategy, LoopJoining):
@@ -58,6 +64,7 @@ class GroupStrategy(WorkerStrategy, LoopJoining):
         """How many values were reduced in loops since the group has last grown."""
         self._result = self._missed = np.zeros(0)
         self._lacks_result = False
+        self._repairs, self._repaired_at = 0, (-1, -1)
 
     def form(self) -> Collective:
         """Return a new group of all replicas; every one asks for it."""
@@ -99,6 +106,23 @@ class GroupStrategy(WorkerStrategy, LoopJoining):
             current().progress.lost += [info.incarnation for info in lost]
             print(f"{described(lost)} lost: training continues on {now}{self.larger}")
         return lost
+
+    def outlive(self, error: UnavailableError, progress: tuple[int, int]) -> None:
+        """Continue with the replicas that are left after ``error``.
+
+        If all are left, a connection was lost: their group is formed again, at most `MAX_REPAIRS` times
+        without ``progress`` in between. Raises ``error`` after that, and for one replica alone.
+        """
+        size = self.world.size
+        if self.shrink() or self.world.size != size:
+            return
+        self._repairs = self._repairs + 1 if progress == self._repaired_at else 1
+        self._repaired_at = progress
+        if size == 1 or self._repairs > MAX_REPAIRS:
+            raise error
+        if self.replica_index == 0:
+            print(f"the {size} replicas connect again: {error}")
+        self.world.connect_seconds = REPAIR_SECONDS
 
     def count_replicas(self) -> None:
         """Take the number of this replica; the first one has the duties of the chief."""
@@ -168,15 +192,13 @@ class GroupStrategy(WorkerStrategy, LoopJoining):
         """Continue loops without lost replicas; all that are left do the same, wherever each has failed.
 
         One may be a step, or a reduced value, ahead of the others, which get the parameters or the value.
-        Raises ``error`` if it has another cause than a lost replica.
+        Raises ``error`` if it has another cause than a lost replica or connection.
         """
         while True:
-            size = self.world.size
             for replica in self.replicas:
                 replica.close()
-            lost = self.shrink()
-            if not lost and self.world.size == size:
-                raise error  # every process is alive
+            steps = sum(replica.report.global_step for replica in self.replicas)
+            self.outlive(error, (steps, self._reduced))
             try:
                 if self.num_replicas_in_sync > 1:
                     self._share_value()
@@ -184,6 +206,8 @@ class GroupStrategy(WorkerStrategy, LoopJoining):
                     if not replica.stale:
                         replica.form_newest()
                 return
+            except DeadlineExceededError:
+                raise error from None
             except UnavailableError as another:  # one more death
                 error = another
 
@@ -283,22 +307,25 @@ class GroupReplica(Replica, Membership):
     ) -> None:
         """Form a group without the lost replicas and with the admitted ones; take the newest parameters.
 
-        Raises ``error`` if it has another cause than a lost replica, ReplicaLeft where this one ``leaves``.
+        Raises ``error`` if it has another cause than a lost replica or connection, ReplicaLeft where this one
+        ``leaves``.
         """
         if self._looped and error is not None:
             self._strategy.recover(error)
             return
         while True:
             self.close()
-            size = self._group.size
-            lost = self._strategy.shrink(admits, leaves)
-            if error is not None and not lost and self._strategy.world.size == size:
-                raise error  # every process is alive
-            self._group, admits = self._strategy.form(), ()
+            if error is None:
+                self._strategy.shrink(admits, leaves)
+            else:
+                self._strategy.outlive(error, (self.report.global_step, 0))
             try:
-                self.take_newest()
-                self.is_new = False
+                self.form_newest()
                 return
+            except DeadlineExceededError:
+                if error is None:
+                    raise
+                raise error from None
             except UnavailableError as another:  # one more death
                 error = another
 

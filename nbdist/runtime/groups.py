@@ -44,6 +44,7 @@ from nbdist.wire.rpc.frame import Frame
 
 LOOK_SECONDS = 0.2  # how often a waiting rank looks whether its run was aborted
 ASK_AGAIN_SECONDS = 1.0  # after which a process that waits to join asks all tasks again
+CONNECT_SECONDS = 30.0  # for the ranks of a group to connect to each other
 PATIENCE_SECONDS = 600.0  # for ranks that are still busy with what comes before the group
 LOOPS = "loops"  # the digest of a process that waits to join loops of one's own
 
@@ -90,6 +91,8 @@ class World:
     """The numbers of the ranks' replicas in the run, as of its beginning here. Empty: their places."""
     began_with: int | None = None
     """How many replicas the run began with; None: as many as there are."""
+    connect_seconds: float = CONNECT_SECONDS
+    """In which the ranks of the next group connect, once all have asked for it."""
     _formed: dict[str, int] = field(default_factory=dict)
     _common: Collective | None = None
     _members: dict[int, TaskInfo] = field(default_factory=dict)
@@ -189,7 +192,8 @@ class World:
     def group(self, purpose: str, kind: str = "auto") -> Collective:
         """Form a group of all replicas; every one calls it, for the same purposes in the same order.
 
-        Raises what ``check`` raises, TaskDiedError or UnavailableError if a rank is lost, and
+        Raises what ``check`` raises, TaskDiedError or UnavailableError if a rank is lost,
+        DeadlineExceededError if the ranks do not connect within ``connect_seconds``, and
         FailedPreconditionError in a process that has not joined the others yet.
         """
         if self.rejoins:
@@ -213,7 +217,9 @@ class World:
             check=self.check,
         )
         with self._coordinator() as peer:
-            return form(member, self._exchange(peer, name), kind)
+            group = form(member, self._exchange(peer, name), kind, self.connect_seconds)
+        self.connect_seconds = CONNECT_SECONDS
+        return group
 
     def exchange(self, purpose: str, values: dict[str, Any]) -> Sequence[dict[str, Any]]:
         """Return the values of all replicas, in their order; every one calls it, as it calls `group`.

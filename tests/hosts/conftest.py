@@ -14,13 +14,14 @@ LEAVE_SECONDS = 10.0  # until a process that is still there counts as left
 
 
 @pytest.fixture
-def two_hosts() -> Iterator[TwoHosts]:
+def two_hosts(request: pytest.FixtureRequest) -> Iterator[TwoHosts]:
+    """Hosts "a" and "b", or those that the test's parameter names."""
     if why := why_not():
         pytest.skip(why)
-    hosts = TwoHosts()
+    hosts = TwoHosts(getattr(request, "param", "ab"))
     try:
         yield hosts
-        left = {host: hosts.shared_files(host) for host in "ab"}
+        left = {host: hosts.shared_files(host) for host in hosts.addresses}
         assert not any(left.values()), f"left in shared memory: {left}"
     finally:
         hosts.close()

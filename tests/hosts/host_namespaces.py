@@ -99,6 +99,24 @@ class Hosts:
         """Put a host on the bridge again."""
         self._ip("bridge", f"link set port_{host} master bridge")
 
+    def drop(self, host: str, towards: str, *, port: int = 0) -> None:
+        """Have all that a host sends to another vanish; with ``port`` only what it sends from that TCP port.
+
+        A port that never answers looks filtered: ``drop("host1", "head", port=PORT)``.
+        """
+        what = f"ipproto tcp sport {port}" if port else ""
+        self._ip(host, f"rule add pref 100 to {self.addresses[towards]} {what} blackhole")
+
+    def hear_again(self, host: str) -> None:
+        """End `drop` of what a host sends."""
+        self._ip(host, "rule del pref 100")
+
+    def reset_connections(self, host: str) -> None:
+        """Reset each TCP connection of a host, as a firewall or a NAT does that has lost its state."""
+        # It says "Invalid argument" of those of a listening socket that are not accepted yet.
+        command = [*self._inside(host), "ss", "-K", "state", "established"]
+        subprocess.run(command, capture_output=True, check=False)
+
     def slow(self, host: str, *, rate: str = "", delay: str = "") -> None:
         """Limit what a host sends to a rate, such as "8mbit", or delay it, such as "40ms"."""
         limit = f"tbf rate {rate} burst 64kb latency 400ms" if rate else f"netem delay {delay}"

@@ -177,23 +177,6 @@ class SshHosts(Hosts):
             sshd.send_signal(signal.SIGCONT)
             sshd.wait(UP_SECONDS)
 
-    def drop(self, host: str, towards: str, *, port: int = 0) -> None:
-        """Have all that a host sends to another vanish; with ``port`` only what it sends from that TCP port.
-
-        A port that never answers looks filtered: ``drop("host1", "head", port=PORT)``.
-        """
-        what = f"ipproto tcp sport {port}" if port else ""
-        self._ip(host, f"rule add pref 100 to {self.addresses[towards]} {what} blackhole")
-
-    def hear_again(self, host: str) -> None:
-        """End `drop` of what a host sends."""
-        self._ip(host, "rule del pref 100")
-
-    def reset_connections(self, host: str) -> None:
-        """Reset each TCP connection of a host, as a firewall or a NAT does that has lost its state."""
-        # It says "Invalid argument" of those of a listening socket that are not accepted yet.
-        self.at(host, "ss", "-K", "state", "established", check=False)
-
     def refuse_dialing(self, host: str, towards: str) -> None:
         """Have a host get no answer from another that it dials, although that one reaches it through ssh."""
         there = f"to {self.addresses[host]} ipproto tcp"

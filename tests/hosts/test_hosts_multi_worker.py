@@ -88,3 +88,53 @@ def test_after_a_death_the_others_of_both_hosts_continue(two_hosts: TwoHosts) ->
     print(f"all steps were made after {took:.1f} s")
     assert took < limit(NOTICED_SECONDS)
     cluster.close()
+
+
+@pytest.mark.parametrize(
+    ("places", "strategy"),
+    matrix([(PAIR, "multi_worker")], rest=[(FOUR, "multi_worker"), (PAIR, "elastic")]),
+    ids=["pair", "four", "elastic"],
+)
+def test_a_reset_connection_costs_no_step(two_hosts: TwoHosts, places: dict[str, str], strategy: str) -> None:
+    cluster = HostsCluster(two_hosts, places)
+    cluster.begin(strategy, {})
+    expected = cluster.results()
+    cluster.begin(strategy, {}, pause=True)
+    two_hosts.reset_connections("b")
+    cluster.resume()
+    assert cluster.results() == expected
+    cluster.close()
+
+
+@exhaustive
+@pytest.mark.parametrize("places", [PAIR, FOUR], ids=["pair", "four"])
+def test_connections_that_are_reset_in_the_middle_of_steps(
+    two_hosts: TwoHosts, places: dict[str, str]
+) -> None:
+    """Each comes when the one before it is repaired, which takes about half a second."""
+    cluster = HostsCluster(two_hosts, places)
+    model = {"epochs": 60, "width": 30_000}
+    cluster.begin("multi_worker", {}, **model)
+    expected = cluster.results()
+    cluster.begin("multi_worker", {}, **model)
+    made = 0
+    while made < 3 and cluster["worker0"].silent(1.5):
+        two_hosts.reset_connections("ab"[made % 2])
+        made += 1
+    assert made
+    assert cluster.results() == expected
+    cluster.close()
+
+
+@exhaustive
+@pytest.mark.parametrize("two_hosts", ["abc"], indirect=True)
+def test_hosts_that_never_reach_each_other_end_the_training(two_hosts: TwoHosts) -> None:
+    cluster = HostsCluster(two_hosts, {"worker0": "a", "worker1": "b", "worker2": "c"})
+    cluster.begin("multi_worker", {}, pause=True, epochs=6)
+    begun = time.monotonic()
+    two_hosts.drop("b", "c")
+    cluster.resume()
+    for name in cluster.workers:
+        cluster.error(name, begun, CUT_OFF_SECONDS)
+    two_hosts.hear_again("b")
+    cluster.close()

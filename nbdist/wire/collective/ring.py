@@ -22,7 +22,7 @@
 # Rounds. Every message has the group's incarnation (plan), the number of the call (step) and of the message
 # in the call (edge). A socket keeps the order, and all ranks follow the same schedule, so the next message is
 # always the expected one: a message of another incarnation is dropped, and one with other numbers means that
-# the connection was lost and made again in between (DataLossError). A message of a later call may arrive
+# the connection was lost and made again in between (UnavailableError). A message of a later call may arrive
 # early; it stays in the queue until this rank begins that call.
 #
 # Failures. A rank that fails sends FAILURE to all other ranks, first on its existing connections. A rank
@@ -430,7 +430,7 @@ class Neighbours:
     def _missing(self, edge: int, message: Message) -> GroupFailure:
         self.check()  # a failure that a rank announced is the better reason
         return GroupFailure(
-            "DataLossError",
+            "UnavailableError",
             f"message {edge} of {self.doing()} is missing, message {message.edge} arrived instead: the "
             f"connection from {self._member.labels[self._before]} was lost in between; form another group",
         )
