@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nbdist.cluster import tunnel
+from nbdist.cluster.cluster import Cluster
 from nbdist.errors import InvalidArgumentError, UnavailableError
 
 
@@ -19,6 +20,11 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script.touch(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     return script
+
+
+def never(id: str) -> Cluster:
+    """Attach to a cluster; no test comes so far."""
+    raise AssertionError(id)
 
 
 def lines(text: str) -> None:
@@ -34,16 +40,16 @@ read -r line
 echo "$line" | sed 's/"/\\\\"/g; s/.*/{"error": ["InvalidArgumentError", "&"]}/'
 """)
     with pytest.raises(InvalidArgumentError) as raised:
-        tunnel.start_through("login1", given, lines)
+        tunnel.start_through("login1", given, lines, never)
     assert str(raised.value) == f'on login1: {{"{name}": 0}}'
 
 
 def test_a_zero_is_refused_where_the_option_cannot_be_had() -> None:
     with pytest.raises(InvalidArgumentError, match="--orphan-timeout does not go with --tunnel"):
-        tunnel.start_through("login1", {"orphan_timeout": 0.0}, lines)
+        tunnel.start_through("login1", {"orphan_timeout": 0.0}, lines, never)
 
 
 def test_a_shell_that_prints_without_end_is_a_sentence(ssh: Path) -> None:
     ssh.write_text("#!/bin/sh\nhead -c 300000 /dev/zero | tr '\\\\0' '\\\\n'\n")
     with pytest.raises(UnavailableError, match="have its shell's startup files print nothing"):
-        tunnel.attach_through("login1", report=lines)
+        tunnel.lead_to("login1")
