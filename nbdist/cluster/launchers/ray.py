@@ -107,6 +107,23 @@ def nodes_with(
     return found
 
 
+def too_small(
+    nodes: Sequence[Mapping[str, Any]], found: Mapping[str, tuple[str, Mapping[str, float]]]
+) -> list[str]:
+    """Return the names of the living nodes that are not among those found with what is to be reserved.
+
+    >>> node = {"Alive": True, "NodeManagerHostname": "n1", "NodeID": "f0", "Resources": {"CPU": 4}}
+    >>> too_small([node], nodes_with([node], {"CPU": 8.0}))
+    ['n1']
+    """
+    used = {number for number, _ in found.values()}
+    return [
+        str(node["NodeManagerHostname"])
+        for node in nodes
+        if node["Alive"] and str(node["NodeID"]) not in used
+    ]
+
+
 class RayNodes(Nodes):
     """The nodes of a Ray cluster."""
 
@@ -136,7 +153,11 @@ class RayNodes(Nodes):
             self.notice = (
                 f"Ray at {address} does not use TLS: whoever {how} its network can run programs there"
             )
-        self.nodes = nodes_with(ray.nodes(), self.reserve)
+        there = ray.nodes()
+        self.nodes = nodes_with(there, self.reserve)
+        if small := too_small(there, self.nodes):
+            sentence = f"not used, since they have less than {written(self.reserve)}: {', '.join(small)}"
+            self.notice = f"{self.notice}; {sentence}" if self.notice else sentence
         self.actors: dict[str, Any] = {}
 
     def names(self) -> list[str]:
