@@ -93,6 +93,7 @@ class NextJob(threading.Thread):
                     slots = next_slots(read_description(cluster.folder).slots, names)
                     change_description(cluster.folder, slots=slots)
                     cluster.restart(report=self._report)
+                self._over = None
                 for continue_run in [*cluster.on_next_job.values()]:
                     continue_run(over)
                 return

@@ -57,7 +57,7 @@ def test_hosts_of_the_next_job_take_the_places_of_the_lost_ones() -> None:
 
 def test_a_task_that_dies_during_a_job_waits_for_no_other_one() -> None:
     supervisor = Mock(awaits_job=False, hosts={"n1": {}})
-    cluster = Mock(id="c")
+    cluster = Mock(id="c", tasks=[])
     cluster.dead.return_value = []
     following = NextJob(cluster, supervisor, print)
     cluster.dead.return_value = ["worker 1"]
@@ -67,20 +67,21 @@ def test_a_task_that_dies_during_a_job_waits_for_no_other_one() -> None:
 
 
 def test_the_run_continues_whichever_client_has_started_the_tasks() -> None:
-    supervisor = Mock(awaits_job=False, hosts={"n1": {}}, closed=False, planned=frozenset(["n1"]))
-    supervisor.take.return_value = ()
-    cluster = Mock(id="c", stopped=False)
-    cluster.dead.return_value = []  # the other client was faster
-    following = NextJob(cluster, supervisor, print)
+    supervisor = Mock(awaits_job=False, hosts={"n1": {}}, closed=False)
+    supervisor.take.side_effect = lambda event: [{}] if event == "next_job" else []
+    supervisor.ask.return_value = {"awaited": []}
+    continued = []
 
-    def on_next_job() -> None:
+    def continue_run(over: float) -> None:
         assert not following.pending
+        continued.append(over)
         supervisor.closed = True
 
-    cluster.on_next_job.side_effect = on_next_job
-    following._pending = True
+    cluster = Mock(id="c", stopped=False, on_next_job={"run": continue_run})
+    cluster.dead.return_value = []  # the other client was faster
+    following = NextJob(cluster, supervisor, print)
     following.run()
-    cluster.on_next_job.assert_called_once_with()
+    assert len(continued) == 1
     cluster.restart.assert_not_called()
 
 

@@ -89,7 +89,7 @@ def test_a_cluster_is_started(server: Server, action: FakeAction) -> None:
     )
     assert asked(server, action) == [
         {"do": "start", "id": id, "workers": 3, "ps": 1, "launcher": "local", "gpus": "auto", "threads": None,
-         "memory": "2G", "gpu_memory": None, "idle": None, "save_before": None, "requeue": False}
+         "memory": "2G", "gpu_memory": None}
     ]  # fmt: skip
     let_go(server, action)
     assert server.get("/state")["clusters"] == []

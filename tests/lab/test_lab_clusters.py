@@ -141,9 +141,17 @@ def test_the_hosts_of_a_cluster_are_listed(
         one = supervisor(folder)
         one.answer |= {"pids": {"0": 7, "2": 9}, "hosts": [report, {"name": 7}, "?"], "ends": 5000}
         (item,) = clusters.poll()
-        gone = {"address": None, "cores": None, "gpus": None}
+        gone = {"address": None, "cores": None, "gpus": None, "machine": None}
         assert item["hosts"] == [
-            {"name": "a", "address": "10.0.0.1", "cores": 8, "gpus": 2, "state": "up", "tasks": 2},
+            {
+                "name": "a",
+                "address": "10.0.0.1",
+                "cores": 8,
+                "gpus": 2,
+                "state": "up",
+                "tasks": 2,
+                "machine": None,
+            },
             {"name": "b", "state": "lost", "tasks": 1, **gone},
             {"name": "c", "state": "absent", "tasks": 0, **gone},
         ]
