@@ -140,6 +140,7 @@ class Cluster:
         keys = replace(ClusterKeys.load(folder / "keys"), proxy=description.proxy)
         supervisor = SupervisorClient.connect(folder)
         if host := description.tunnel:
+            supervisor.may_run_on = True
             supervisor.lost = (
                 f"the tunnel to {host} has ended; if its network failed, the cluster runs on: connect again "
                 f"with %cluster attach --tunnel {host} {folder.name}"
@@ -378,6 +379,10 @@ class Cluster:
     def controller_died(self) -> str | None:
         """Return how the controller ended, if it has; the cluster then ends too."""
         return "the cluster was stopped here" if self._ended else self._members.controller_died()
+
+    def is_cut_off(self) -> bool:
+        """Return whether the connection has ended and the cluster may run on, as behind a broken tunnel."""
+        return self._supervisor.cut_off
 
     def status(self) -> list[dict[str, Any]]:
         """Return a dictionary per task, in the order of ranks.

@@ -30,6 +30,9 @@ class RunTasks(Protocol):
     def controller_died(self) -> str | None:
         """Return how the cluster's parent process ended, None while it lives."""
 
+    def is_cut_off(self) -> bool:
+        """Return whether the connection to the cluster has ended, and it may run on."""
+
     def status(self) -> list[dict[str, Any]]:
         """Return a row per task, with how it ended."""
 

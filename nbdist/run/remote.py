@@ -39,6 +39,7 @@ class RemoteTasks:
         self.cluster = cluster
         self.signal, self.replace, self.dead = cluster.signal, cluster.replace, cluster.dead
         self.controller_died, self.status = cluster.controller_died, cluster.status
+        self.is_cut_off = cluster.is_cut_off
         self._making = threading.Lock()
         self._peers: dict[int, Peer] = {}
         self._closed = False
@@ -96,6 +97,10 @@ class EndedTasks:
     def controller_died(self) -> str | None:
         """Return None, for the same reason."""
         return None
+
+    def is_cut_off(self) -> bool:
+        """Return False: nothing goes on."""
+        return False
 
     def status(self) -> list[dict[str, Any]]:
         """Return no rows."""

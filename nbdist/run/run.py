@@ -718,7 +718,8 @@ class Run(Labelled):
     def _write_end(self) -> None:
         if self._monitor.stuck and str(self.error) != self._monitor.stuck:
             self.notes.append(self._monitor.stuck)
-        if self._record.status not in finish.ENDED:
+        # A run behind a broken tunnel goes on: a client that attaches to it writes its end.
+        if self._record.status not in finish.ENDED and not self._cluster.is_cut_off():
             try:
                 finish.write(self._record, self.status, self.error, self._followed, self.replica_devices())
             except OSError as error:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 from actor import serve
 
 import nbdist as nb
@@ -209,6 +210,20 @@ def finish() -> dict[str, Any]:
     return ended | {"result": run.results.get("result")}
 
 
+def break_tunnel() -> list[Any]:
+    """End the ssh of a tunnel while a run is followed; return the run's status, and if a line leads back."""
+    run = nb.attach(following[-1])
+    run.wait_until(step=run.global_step + 1)
+    for child in psutil.Process().children(recursive=True):
+        if child.name() == "ssh":
+            child.kill()
+    try:
+        run.wait()
+    except nb.errors.NbdistError as error:
+        return [read_run(run.id).status, "connect again with %cluster attach --tunnel host1" in str(error)]
+    return [read_run(run.id).status, str(run.error)]
+
+
 def halt() -> dict[str, Any]:
     """Follow the run for some steps, and stop it."""
     run = nb.attach(following[-1])
@@ -297,7 +312,7 @@ def stop() -> float:
 
 ORDERS = (
     *(start, reports, heard, run, chdir, train, background, read, attach, finish, kill, dead, restart),
-    *(state_of, loss_of, next_run, cell, tunnel, halt, fetch),
+    *(state_of, loss_of, next_run, cell, tunnel, break_tunnel, halt, fetch),
     *(grow, grown, shrink, keys, kill_supervisor, rest, status, seconds_left, stop),
 )
 serve({one.__name__: one for one in ORDERS})

@@ -33,6 +33,8 @@ def test_a_cluster_outlives_its_client_behind_nat(ssh_hosts: SshHosts) -> None:
 
     client = ssh_hosts.run("head", "cluster_actor.py")
     assert client.do(do="attach", run=run, tunnel="host1") == ["host2", "host3"]
+    assert client.do(do="break_tunnel") == ["running", True]
+    assert client.do(do="attach", run=run, tunnel="host1") == ["host2", "host3"]
     finished = client.do(do="halt")
     assert finished["error"] is None
     assert finished["steps"] > 50

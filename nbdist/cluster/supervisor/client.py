@@ -56,6 +56,8 @@ class SupervisorClient:
         """Why the cluster is ending, once it is."""
         self.lost = "its cluster process died"
         """What it means that the connection ends."""
+        self.may_run_on = False
+        """Whether the cluster may run on when the connection ends, as behind a tunnel."""
         self._socket = connection
         self._process = process  # only the starter has the supervisor as its child
         self._received = b""
@@ -198,6 +200,11 @@ class SupervisorClient:
             for rank, pid in {**self.pids}.items():
                 self.exits.setdefault(rank, {"rank": rank, "pid": pid, **lost})
         return self.exits
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the connection has ended, and the cluster may run on."""
+        return self.closed and self.may_run_on and not self.stopping
 
     def place_of(self, host: str) -> dict[str, str]:
         """Return the arguments of `open_task` for a task on a host: the address of its Server, its name."""
