@@ -616,6 +616,8 @@ class Members:
 
     def use(self) -> None:
         """Count as a use of the cluster; raise FailedPreconditionError if it has ended."""
+        if self._supervisor.left:  # a session may go on, by another connection of this process
+            return
         self._supervisor.note_use()
         self.check_running()
 

@@ -52,6 +52,7 @@ class SupervisorClient:
         self.ends: float | None = None  # when the hosts' job ends, in seconds since 1970
         self.roster: list[dict[str, Any]] | None = None  # the tasks, once they have changed
         self.closed = False
+        self.left = False  # whether this client has closed the connection
         self.stopping = ""
         """Why the cluster is ending, once it is."""
         self.lost = "its cluster process died"
@@ -258,7 +259,7 @@ class SupervisorClient:
         """Disconnect; the cluster continues until the idle timeout, if this was its last client."""
         with self._lock:
             self._socket.close()
-            self.closed = True
+            self.closed = self.left = True
 
     def __del__(self) -> None:
         if hasattr(self, "_socket"):
