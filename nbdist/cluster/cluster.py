@@ -676,7 +676,7 @@ class Members:
             how = ended.get(info.rank)
             row = {name: getattr(info, name) for name in DESCRIBED}
             row["cores"] = "" if how is not None else info.cores
-            if how is None and info.host == host_identity():  # whoever has bound it since
+            if how is None and info.host == host_identity():  # another process may have bound it since
                 row["cores"] = bound_cores(info.pid)
             row |= {"state": "running" if how is None else "dead", "ended": how and describe_exit(how)}
             rows.append(row)

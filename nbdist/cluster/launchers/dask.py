@@ -27,6 +27,7 @@ from nbdist.cluster.launchers.nodes import (
     Failed,
     NodeProcess,
     Nodes,
+    answers,
     find_hosts,
     host_command,
     machine,
@@ -85,8 +86,8 @@ class DaskNodes(Nodes):
             ) from None
         if not self.address.startswith(ENCRYPTED):
             self.notice = (
-                f"Dask at {self.address} does not use TLS: whoever reaches that port can run programs on its "
-                "hosts"
+                f"Dask at {self.address} does not use TLS: any process that reaches that port can run "
+                "programs on its hosts"
             )
         self.actors: dict[str, Any] = {}
         try:
@@ -124,15 +125,18 @@ class DaskNodes(Nodes):
                     waiting(
                         f"the worker {self.workers[name]} of Dask on host {name} is busy; it is next there"
                     )
-        self.actors = results(futures, failed)
-        return results({name: actor.public_key() for name, actor in self.actors.items()}, failed)
+        self.actors = self._answers(futures, failed)
+        return self._answers({name: actor.public_key() for name, actor in self.actors.items()}, failed)
 
     def dial(self, addresses: Mapping[str, Sequence[str]], failed: Failed) -> None:
         """Let the actors connect to this command."""
         asked = {name: self.actors[name].dial(list(given)) for name, given in addresses.items()}
-        for name, why in results(asked, failed).items():
+        for name, why in self._answers(asked, failed).items():
             if why:
                 failed(name, why)
+
+    def _answers(self, asked: Mapping[str, Any], failed: Failed) -> dict[str, Any]:
+        return answers(asked, lambda one: one.result(timeout=JOIN_SECONDS), "worker", failed)
 
     def close(self) -> None:
         """Release the actors."""
@@ -171,19 +175,6 @@ def other_python(pythons: Mapping[str, str]) -> str:
                 "needs the same one; start the workers with it"
             )
     return ""
-
-
-def results(asked: Mapping[str, Any], failed: Failed) -> dict[str, Any]:
-    """Return what the workers of hosts answer, by the names of those that do."""
-    found = {}
-    for name, one in asked.items():
-        try:
-            found[name] = one.result(timeout=JOIN_SECONDS)
-        except TimeoutError:
-            failed(name, f"its worker has not answered within {JOIN_SECONDS:g} s: it is busy, or has ended")
-        except Exception as error:  # whatever a worker raises
-            failed(name, f"its worker {why_not(error)}")
-    return found
 
 
 def dask_hosts(settings: Mapping[str, Any]) -> tuple[Host, ...]:

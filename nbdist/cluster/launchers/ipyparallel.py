@@ -21,6 +21,7 @@ from nbdist.cluster.launchers.nodes import (
     Failed,
     NodeProcess,
     Nodes,
+    answers,
     find_hosts,
     host_command,
     machine,
@@ -95,7 +96,7 @@ class EngineNodes(Nodes):
         late = [name for name, one in asked.items() if not one.wait(BUSY_SECONDS)]
         if late:
             waiting(f"engines of profile {self.profile!r} are busy, and then start it: {', '.join(late)}")
-        return results(asked, None, failed)
+        return answers(asked, lambda one: str(one.get()), "engine", failed)
 
     def dial(self, addresses: Mapping[str, Sequence[str]], failed: Failed) -> None:
         """Let the engines' processes connect to this command."""
@@ -103,7 +104,7 @@ class EngineNodes(Nodes):
         for name, given in addresses.items():
             start, view = self.started[name]
             asked[name] = view.apply_async(dial_here, start, list(given))
-        for name, why in results(asked, JOIN_SECONDS, failed).items():
+        for name, why in answers(asked, lambda one: one.get(JOIN_SECONDS), "engine", failed).items():
             if why:
                 failed(name, why)
 
@@ -128,19 +129,6 @@ class EngineNodes(Nodes):
         except Exception as error:  # what an engine raises
             raise FailedPreconditionError(f"an engine of profile {self.profile!r} {why_not(error)}") from None
         return one_for_each(dict(zip(map(str, self.client.ids), map(tuple, places), strict=True)))
-
-
-def results(asked: Mapping[str, Any], seconds: float | None, failed: Failed) -> dict[str, str]:
-    """Return what engines answer within so many seconds, by the names of the hosts of those that do."""
-    found = {}
-    for name, answer in asked.items():
-        try:
-            found[name] = str(answer.get(seconds))
-        except TimeoutError:
-            failed(name, "its engine does not answer; it is busy")
-        except Exception as error:  # what an engine raises
-            failed(name, f"its engine {why_not(error)}")
-    return found
 
 
 def check_profile(value: Any) -> None:

@@ -13,7 +13,7 @@ The supervisor of a host is a process of its own there, not a thread of a worker
 standard input of its parent `node`, which ends it when the worker, or what the command has put into it, ends.
 
 Dask, Ray and ipyparallel need not encrypt what they carry, so the cluster's keys do not travel there. A node
-makes a fresh CURVE key, and its public half travels: whoever reads the network learns nothing. That does not
+makes a fresh CURVE key, and its public half travels: a reader of the network learns nothing. That does not
 stop a person who may give commands to the cluster that is up, and who could run programs on its hosts anyway.
 """
 
@@ -267,6 +267,22 @@ class Supervisors:
         for link in self.links:
             link.close()
         self.context.term()
+
+
+def answers(asked: Mapping[str, Any], get: Callable[[Any], Any], what: str, failed: Failed) -> dict[str, Any]:
+    """Return what the workers of hosts answer, by the names of the hosts that do.
+
+    ``get`` waits for one of the answers ``asked`` for; ``what`` is what a worker is called.
+    """
+    found = {}
+    for name, answer in asked.items():
+        try:
+            found[name] = get(answer)
+        except TimeoutError:
+            failed(name, f"its {what} does not answer: it is busy, or has ended")
+        except Exception as error:  # whatever a worker raises
+            failed(name, f"its {what} {why_not(error)}")
+    return found
 
 
 def why_not(error: BaseException) -> str:

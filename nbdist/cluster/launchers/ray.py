@@ -26,11 +26,11 @@ from nbdist.cluster.launchers.nodes import (
     Failed,
     NodeProcess,
     Nodes,
+    answers,
     find_hosts,
     host_command,
     require_port,
     run_command,
-    why_not,
 )
 from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
 from nbdist.errors import (
@@ -151,7 +151,8 @@ class RayNodes(Nodes):
         if os.environ.get("RAY_USE_TLS") != "1":
             how = "reads" if os.environ.get("RAY_AUTH_MODE") == "token" else "reaches"
             self.notice = (
-                f"Ray at {address} does not use TLS: whoever {how} its network can run programs there"
+                f"Ray at {address} does not use TLS: any process that {how} its network can run programs "
+                "there"
             )
         there = ray.nodes()
         self.nodes = nodes_with(there, self.reserve)
@@ -196,12 +197,12 @@ class RayNodes(Nodes):
         if late:
             busy = (f"{written(self.nodes[name][1])} on {name}" for name, one in asked.items() if one in late)
             waiting(f"Ray waits until this is free: {', '.join(busy)}")
-        return self._results(asked, None, failed)
+        return self._answers(asked, None, failed)
 
     def dial(self, addresses: Mapping[str, Sequence[str]], failed: Failed) -> None:
         """Let the actors connect to this command."""
         asked = {name: self.actors[name].dial.remote(list(given)) for name, given in addresses.items()}
-        for name, why in self._results(asked, JOIN_SECONDS, failed).items():
+        for name, why in self._answers(asked, JOIN_SECONDS, failed).items():
             if why:
                 failed(name, why)
 
@@ -214,14 +215,8 @@ class RayNodes(Nodes):
         with suppress(Exception):  # a cluster that has ended
             self.ray.shutdown()
 
-    def _results(self, asked: Mapping[str, Any], seconds: float | None, failed: Failed) -> dict[str, str]:
-        found = {}
-        for name, answer in asked.items():
-            try:
-                found[name] = str(self.ray.get(answer, timeout=seconds))
-            except Exception as error:  # whatever an actor raises, and Ray's own
-                failed(name, f"its actor {why_not(error)}")
-        return found
+    def _answers(self, asked: Mapping[str, Any], seconds: float | None, failed: Failed) -> dict[str, str]:
+        return answers(asked, lambda one: str(self.ray.get(one, timeout=seconds)), "actor", failed)
 
 
 def first_sentence(error: BaseException) -> str:

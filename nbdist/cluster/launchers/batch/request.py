@@ -158,7 +158,7 @@ def check_options(value: Any) -> None:
     except ValueError as error:
         raise InvalidArgumentError(f"batch_options={value!r} cannot be read: {error}") from None
     if not words or not words[0].startswith("-"):
-        raise InvalidArgumentError(f"batch_options={value!r} is no line of options such as '-l mem=4gb'")
+        raise InvalidArgumentError(f"batch_options={value!r} is not a line of options such as '-l mem=4gb'")
 
 
 def check_template(value: Any) -> None:

@@ -68,7 +68,7 @@ class BatchRequest:
     - ``batch_nodes``: the number of nodes
     - ``batch_cores``: cores of each node
     - ``queue``: the queue
-    - ``batch_account``: who pays: an account of PBS, a project of SGE or LSF, a group of HTCondor
+    - ``batch_account``: the account that is charged: one of PBS, a project of SGE or LSF, a group of HTCondor
     - ``batch_time``: the wall time, in Slurm's forms, whatever the system: "90" (minutes), "1:30:00"
     - ``parallel_environment``: of SGE, which needs it for several nodes or cores
     - ``batch_options``: more options of the command that submits, as in a shell: "-l mem=4gb"

@@ -198,7 +198,7 @@ def check_sbatch(value: Any) -> None:
     except ValueError:  # a quotation has no end
         words = []
     if not words:
-        raise InvalidArgumentError(f"sbatch={value!r} is no line of options such as '--qos=high'")
+        raise InvalidArgumentError(f"sbatch={value!r} is not a line of options such as '--qos=high'")
     for word in words:
         # Any other word would be taken for the job's script.
         if not word.startswith("-"):
