@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from nbdist.cluster.supervisor.client import FRESH_SECONDS
@@ -23,6 +25,7 @@ from nbdist.errors import (
 from nbdist.runtime.task import TaskInfo
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
+OPEN_SECONDS = 2.0  # until the first call of an engine is sent again
 NOT_ON_TASKS = re.compile(r"Can't get attribute '(\w+)' on <module '__main__'")
 
 
@@ -250,6 +253,40 @@ class CallSender:
             )
             for rank, engine in zip(ranks, engines, strict=True)
         }
+
+
+class OpeningCall:
+    """The first call of a new engine, through its ``view``: it is sent again until one is answered.
+
+    An engine is registered when its heart beats. Its connection for calls may come later, and the controller
+    drops a call that it cannot forward yet. ``function`` must return the same when it is called again.
+    """
+
+    def __init__(self, view: Any, function: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+        self._send = partial(view.apply_async, function, *arguments, **named)
+        self._sent: list[Any] = []
+        self._again()
+
+    def _again(self) -> None:
+        self._sent.append(self._send())
+        self._next = time.monotonic() + OPEN_SECONDS * 2 ** (len(self._sent) - 1)
+
+    def ready(self) -> bool:
+        """Return whether the call was answered; send it again if that takes long."""
+        if any(call.ready() for call in self._sent):
+            return True
+        if time.monotonic() > self._next:
+            with suppress(LookupError):  # the engine has died: each call says so
+                self._again()
+        return False
+
+    def wait(self, timeout: float) -> None:
+        """Wait up to ``timeout`` seconds for the answer to the last call sent."""
+        self._sent[-1].wait(timeout)
+
+    def get(self) -> Any:
+        """Return the answer, or raise the error, of the first call that was answered."""
+        return next(call for call in self._sent if call.ready()).get(0)
 
 
 class _PendingCall:

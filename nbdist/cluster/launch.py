@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from nbdist.cluster import task_setup as on_task
 from nbdist.cluster.affinity import describe_binding, worker_cores
+from nbdist.cluster.calls import OpeningCall
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.description import write_description
 from nbdist.cluster.doctor.judge import CORE, judge_joined
@@ -430,7 +431,8 @@ class _Startup:
         views = {plan.rank: self.client.direct_view(plan.rank, block=False) for plan in self.plans}
         keys = self.keys.to_dict()
         opening = {
-            plan.rank: views[plan.rank].apply_async(
+            plan.rank: OpeningCall(
+                views[plan.rank],
                 on_task.open_task,
                 plan.job,
                 plan.index,
@@ -458,7 +460,7 @@ class _Startup:
             call.wait(0.02)
             self._wait("the Servers", 0.0)
         try:
-            return call.get(0)
+            return call.get()
         except Exception as error:
             given_up = time.monotonic() + EXIT_SECONDS
             while is_engine_death(error) and time.monotonic() < given_up:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.cluster import task_setup as on_task
 from nbdist.cluster.affinity import worker_cores
+from nbdist.cluster.calls import OpeningCall
 from nbdist.cluster.description import change_description, read_description
 from nbdist.cluster.folder import runs_on
 from nbdist.cluster.hub import EXIT_SECONDS, HubEngines, is_engine_death, write_ipyparallel_files
@@ -167,7 +168,8 @@ class Change(ABC):
         views = {info.rank: self._client.direct_view(info.rank, block=False) for info in starting}
         keys, cluster_id = self._cluster.keys.to_dict(), self._cluster.id
         opening = [
-            views[info.rank].apply_async(
+            OpeningCall(
+                views[info.rank],
                 on_task.open_task,
                 info.job,
                 info.index,
@@ -231,7 +233,7 @@ class Change(ABC):
 
     def _result(self, call: Any) -> Generator[None, None, Any]:
         try:
-            return call.get(0)
+            return call.get()
         except Exception as error:
             if is_engine_death(error):
                 given_up = time.monotonic() + EXIT_SECONDS

@@ -31,8 +31,12 @@ def open_task(
 ) -> dict[str, Any]:
     """Start this process's Server and return its TaskInfo as plain values. Runs on an engine.
 
-    ``host`` is the address that the Server listens on, ``node`` the name of the host.
+    ``host`` is the address that the Server listens on, ``node`` the name of the host. Called again (see
+    `OpeningCall`), it returns the same.
     """
+    if _opened.get("cluster") == cluster_id:
+        opened: dict[str, Any] = _opened["info"].to_dict()
+        return opened
     keep_freed_memory()
     cluster_keys = ClusterKeys.from_dict(keys)
     server = Server(
@@ -50,7 +54,7 @@ def open_task(
         job, index, rank, host_identity(), os.getpid(), server.address, device, server.incarnation, node,
         format_cores(allowed_cores()) if CORES_VARIABLE in os.environ else "",
     )  # fmt: skip
-    _opened.update(info=info, server=server, keys=cluster_keys)
+    _opened.update(cluster=cluster_id, info=info, server=server, keys=cluster_keys)
     return info.to_dict()
 
 

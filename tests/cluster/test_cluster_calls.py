@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nbdist.cluster.calls import Calls, remote_error
+from nbdist.cluster.calls import Calls, OpeningCall, remote_error
 from nbdist.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -118,3 +120,39 @@ def test_an_object_of_a_class_of_the_notebook_is_named() -> None:
     refused = remote_error(error, TASKS[1])
     assert isinstance(refused, InvalidArgumentError)
     assert str(refused).startswith("the function holds an object of Settings, a class of the notebook")
+
+
+class FakeView:
+    """A view whose calls are dropped, except the one of a given number."""
+
+    def __init__(self, answered: int) -> None:
+        self.sent, self._answered = list[tuple[Any, ...]](), answered
+
+    def apply_async(self, function: Any, *arguments: Any) -> Any:
+        self.sent.append(arguments)
+        number = len(self.sent)
+        return SimpleNamespace(
+            ready=lambda: number == self._answered,
+            get=lambda timeout: function(*arguments),
+            wait=lambda timeout: None,
+        )
+
+
+def test_the_first_call_of_an_engine_is_sent_again_until_one_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    view = FakeView(answered=3)
+    call = OpeningCall(view, pow, 2, 5)
+    for now[0], sent in [(0.0, 1), (2.0, 1), (2.1, 2), (6.0, 2)]:
+        assert not call.ready()
+        assert len(view.sent) == sent
+    now[0] = 6.2
+    call.ready()
+    assert view.sent == [(2, 5)] * 3
+    assert call.ready()
+    assert call.get() == 32
+    now[0] = 100.0
+    assert call.ready()
+    assert len(view.sent) == 3

@@ -24,6 +24,7 @@ from nbdist.cluster import launch
 from nbdist.cluster.cluster import Cluster, clusters
 from nbdist.cluster.folder import clusters_folder
 from nbdist.cluster.launch import _Startup, start_cluster
+from nbdist.cluster.task_setup import open_task
 from nbdist.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -125,6 +126,17 @@ def test_the_tasks_and_their_names(cluster: Cluster) -> None:
     assert {info.host for info in cluster.tasks} == {host_identity()}
     assert cluster.submit(os.getpid).results() == [info.pid for info in cluster.tasks]
     assert sorted(cluster.client.ids) == [0, 1, 2, 3]
+
+
+def test_a_task_that_is_opened_twice_is_the_same(cluster: Cluster) -> None:
+    for info in cluster.tasks:  # the call is sent again when the first one seems lost
+        opened = cluster.submit(
+            open_task,
+            *(info.job, info.index, info.rank, info.device, cluster.keys.to_dict()),
+            on=info.rank,
+            cluster_id=cluster.id,
+        )
+        assert opened.results() == [info.to_dict()]
 
 
 def test_every_task_reaches_every_other(cluster: Cluster) -> None:

@@ -42,6 +42,9 @@ FIRST_POLL, LAST_POLL = 0.25, 30.0  # seconds between two looks at the queue
 QUIET_SECONDS = 0.5  # without a line, until the last line of a program that has ended is taken for its last
 SETTLE_SECONDS = 60.0  # until a job that is ending is described by what is known of it
 END_SECONDS = 10.0  # that the programs have, after SIGTERM
+CANCELLED_SECONDS = (
+    0.5  # for them to end with a cancelled job: they would wait for a node that does not answer
+)
 LINES = 50  # of all programs together, that are kept to name a cause
 PR_SET_PDEATHSIG = 1
 
@@ -119,16 +122,18 @@ class JobLauncher(ABC):
 
     def end(self) -> None:
         """End the programs, and the job unless it is an allocation of the user's."""
+        patience = END_SECONDS
         try:
             living = any(process.poll() is None for process in self.processes)
             if self.job and (living or not self.allocation):
                 self.cancel()
+                patience = END_SECONDS if self.allocation else CANCELLED_SECONDS
         except NbdistError as error:
             job = self._look()
             if job is None or next_action(job) != "end":
                 print(f"job {self.job} may still run ({error}): look for it, and cancel it", file=sys.stderr)
         finally:
-            end_processes(self.processes)
+            end_processes(self.processes, patience)
 
     def _submit(self) -> None:
         with signals_held():
@@ -378,12 +383,12 @@ def lines_of(
                     yield number, True, ""
 
 
-def end_processes(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Wait for processes that have been asked to end; end those that do not."""
+def end_processes(processes: Sequence[subprocess.Popen[bytes]], patience: float = END_SECONDS) -> None:
+    """Wait ``patience`` seconds for processes that have been asked to end; end those that do not."""
     for process in processes:
         for end in (None, process.terminate, process.kill):
             if end is not None:
                 end()
             with suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=END_SECONDS)
+                process.communicate(timeout=patience)
                 break
