@@ -32,6 +32,7 @@ from nbdist.graph.gpu_errors import GPU_LOST_STATUS
 
 USED_SECONDS = 0.25  # between two messages that the cluster is used
 FRESH_SECONDS = 1e-3
+TURN_SECONDS = 0.01  # between two looks for a reply, which another thread may receive
 KILL_SECONDS = 2.0  # limit for a killed process to end
 SUPERVISOR_LOG = "supervisor.log"
 
@@ -68,8 +69,6 @@ class SupervisorClient:
         self._lock = threading.RLock()
         self._used = -math.inf  # when the supervisor was told last
         connection.setblocking(False)
-        self._poll = select.poll()  # select() would fail in a process with more than 1,024 open files
-        self._poll.register(connection, select.POLLIN)
 
     @classmethod
     def start(
@@ -135,15 +134,7 @@ class SupervisorClient:
             except OSError:
                 self.listen()
                 self.closed = True
-            deadline = time.monotonic() + timeout
-            while number not in self._replies:
-                if self.closed:
-                    raise UnavailableError(f"the cluster process of {self.folder.name} has died")
-                if not self.listen(deadline - time.monotonic()):
-                    raise DeadlineExceededError(
-                        f"the cluster process did not answer {request!r} in {timeout} s"
-                    )
-            reply = self._replies.pop(number)
+        reply = self._await_reply(number, request, timeout)
         if reply.get("error") == f"no request {request!r}":
             raise UnavailableError(
                 f"cluster {self.folder.name} was started by an older version of nbdist, which has no request "
@@ -155,6 +146,18 @@ class SupervisorClient:
             raise UnavailableError(f"the cluster process refused {request!r}: {reply['error']}")
         return reply
 
+    def _await_reply(self, number: int, request: str, timeout: float) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout
+        while True:
+            closed = self.closed  # before the look: another thread may receive the reply, and then the end
+            if (reply := self._replies.pop(number, None)) is not None:
+                return reply
+            if closed:
+                raise UnavailableError(f"the cluster process of {self.folder.name} has died")
+            if (left := deadline - time.monotonic()) <= 0:
+                raise DeadlineExceededError(f"the cluster process did not answer {request!r} in {timeout} s")
+            self.listen(min(left, TURN_SECONDS))
+
     def note_use(self) -> None:
         """Tell the supervisor that the cluster is used, at most four times a second; it does not answer."""
         if (now := time.monotonic()) - self._used < USED_SECONDS or self.closed:
@@ -164,11 +167,19 @@ class SupervisorClient:
             self._socket.sendall(b'{"request": "used"}\n')
 
     def listen(self, timeout: float = 0.0) -> bool:
-        """Take in messages that arrive within `timeout` seconds; return whether there were any."""
+        """Take in messages that arrive within `timeout` seconds; return whether there were any.
+
+        Another thread may receive them: then this one returns False, perhaps before the time.
+        """
+        # It waits without the lock: a thread that polls a run must not wait for the reply of another thread's
+        # request, which may take seconds. select() would fail with more than 1,024 open files.
+        if timeout > 0 and not self.closed:
+            poll = select.poll()
+            with suppress(ValueError):  # another thread has closed the connection
+                poll.register(self._socket, select.POLLIN)
+                poll.poll(ceil(timeout * 1000))
         with self._lock:
             if self.closed:
-                return False
-            if not self._poll.poll(ceil(max(0.0, timeout) * 1000)):
                 return False
             try:
                 received = self._socket.recv(1 << 16)

@@ -1,0 +1,47 @@
+"""A client of a supervisor, used by several threads."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbdist.cluster.supervisor.client import SupervisorClient
+from nbdist.cluster.supervisor.process import read_line
+
+Pair = tuple[SupervisorClient, socket.socket]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    """A client, and the other end of its connection."""
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(10.0)
+    client = SupervisorClient(ours, tmp_path)
+    yield client, theirs
+    client.close()
+    theirs.close()
+
+
+def say(supervisor: socket.socket, **message: Any) -> None:
+    supervisor.sendall(json.dumps(message).encode() + b"\n")
+
+
+def test_a_slow_reply_delays_no_other_thread(pair: Pair) -> None:
+    client, supervisor = pair
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(client.ask, "fork")
+        first = read_line(supervisor)
+        fast = pool.submit(client.ask, "ping")
+        say(supervisor, reply=read_line(supervisor)["id"], what="fast")
+        assert fast.result(5.0)["what"] == "fast"
+        say(supervisor, event="exit", rank=1, pid=7)
+        while 1 not in client.ended():
+            assert not slow.done()
+        say(supervisor, reply=first["id"], what="slow")
+        assert slow.result(5.0)["what"] == "slow"
