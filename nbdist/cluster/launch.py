@@ -354,11 +354,11 @@ class _Startup:
         supervisor = self.connected()
         import ipyparallel  # noqa: F401 - imported here, while the supervisor does the same
 
-        while (started := supervisor.event("started")) is None:
+        while not (started := supervisor.take("started")):
             self._wait("the controller")
         while self.client is None:
             try:
-                self.client = connect_client(started["connection"], min(2.0, self._left()))
+                self.client = connect_client(started[0]["connection"], min(2.0, self._left()))
             except UnavailableError:
                 self._wait("the controller", 0.0)
         self._phase("controller")

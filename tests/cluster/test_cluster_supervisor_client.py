@@ -45,3 +45,15 @@ def test_a_slow_reply_delays_no_other_thread(pair: Pair) -> None:
             assert not slow.done()
         say(supervisor, reply=first["id"], what="slow")
         assert slow.result(5.0)["what"] == "slow"
+
+
+def test_events_are_kept_only_until_they_are_taken(pair: Pair) -> None:
+    client, supervisor = pair
+    say(supervisor, event="waiting", reason="no node is free")
+    say(supervisor, event="roster", tasks=[])
+    say(supervisor, event="waiting", reason="its turn has come")
+    say(supervisor, event="exit", rank=1, pid=7)
+    while 1 not in client.exits:
+        client.listen(5.0)
+    assert [one["reason"] for one in client.take("waiting")] == ["no node is free", "its turn has come"]
+    assert client.take("waiting") == client.take("roster") == []

@@ -35,6 +35,8 @@ FRESH_SECONDS = 1e-3
 TURN_SECONDS = 0.01  # between two looks for a reply, which another thread may receive
 KILL_SECONDS = 2.0  # limit for a killed process to end
 SUPERVISOR_LOG = "supervisor.log"
+TAKEN = ("started", "hosts", "host_lost", "waiting", "command_ended", "next_job")
+"""The events that a client keeps until `SupervisorClient.take`; of others it has the state that follows."""
 
 
 class SupervisorClient:
@@ -44,7 +46,6 @@ class SupervisorClient:
         self, connection: socket.socket, folder: Path, process: subprocess.Popen[bytes] | None = None
     ) -> None:
         self.folder = folder
-        self.events: list[dict[str, Any]] = []
         self.exits: dict[int, dict[str, Any]] = {}  # rank -> how it ended
         self.pids: dict[int, int] = {}
         self.hosts: dict[str, dict[str, Any]] = {}  # the other hosts' reports, by name
@@ -63,6 +64,7 @@ class SupervisorClient:
         self._socket = connection
         self._process = process  # only the starter has the supervisor as its child
         self._received = b""
+        self._events: dict[str, list[dict[str, Any]]] = {}  # those of `TAKEN`, by name
         self._replies: dict[int, dict[str, Any]] = {}
         self._next_id = 0
         self._looked = -math.inf
@@ -223,15 +225,9 @@ class SupervisorClient:
         return {"host": self.hosts[host]["address"], "node": host} if host else {}
 
     def take(self, name: str) -> list[dict[str, Any]]:
-        """Return the events of that name that have arrived, once."""
-        found = [event for event in self.events if event["event"] == name]
-        for event in found:
-            self.events.remove(event)
-        return found
-
-    def event(self, name: str) -> dict[str, Any] | None:
-        """Return the first event of that name, if one has arrived."""
-        return next((event for event in self.events if event["event"] == name), None)
+        """Return the events of that name, one of `TAKEN`, that have arrived, once."""
+        with self._lock:
+            return self._events.pop(name, [])
 
     def wait_closed(self, timeout: float) -> bool:
         """Wait until the supervisor has ended (and its starter has reaped it); return whether it has."""
@@ -287,7 +283,8 @@ class SupervisorClient:
         if "reply" in message:
             self._replies[message["reply"]] = message
             return
-        self.events.append(message)
+        if message["event"] in TAKEN:
+            self._events.setdefault(message["event"], []).append(message)
         match message["event"]:
             case "stopping":
                 self.stopping = str(message["reason"])
