@@ -13,6 +13,7 @@ import pytest
 
 from nbdist.cluster.supervisor.client import SupervisorClient
 from nbdist.cluster.supervisor.process import read_line
+from nbdist.errors import UnavailableError
 
 Pair = tuple[SupervisorClient, socket.socket]
 
@@ -57,3 +58,12 @@ def test_events_are_kept_only_until_they_are_taken(pair: Pair) -> None:
         client.listen(5.0)
     assert [one["reason"] for one in client.take("waiting")] == ["no node is free", "its turn has come"]
     assert client.take("waiting") == client.take("roster") == []
+
+
+def test_a_host_that_is_lost_has_no_place(pair: Pair) -> None:
+    client, _ = pair
+    client.hosts["a"] = {"address": "10.0.0.1"}
+    assert client.place_of("a") == {"host": "10.0.0.1", "node": "a"}
+    assert client.place_of("") == {}
+    with pytest.raises(UnavailableError, match="host b was lost"):
+        client.place_of("b")

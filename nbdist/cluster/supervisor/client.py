@@ -221,8 +221,15 @@ class SupervisorClient:
         return self.closed and self.may_run_on and not self.stopping
 
     def place_of(self, host: str) -> dict[str, str]:
-        """Return the arguments of `open_task` for a task on a host: the address of its Server, its name."""
-        return {"host": self.hosts[host]["address"], "node": host} if host else {}
+        """Return the arguments of `open_task` for a task on a host: the address of its Server, its name.
+
+        Raises UnavailableError for a host that is lost.
+        """
+        if not host:
+            return {}
+        if (report := self.hosts.get(host)) is None:
+            raise UnavailableError(f"host {host} was lost before its tasks had started; try again")
+        return {"host": report["address"], "node": host}
 
     def take(self, name: str) -> list[dict[str, Any]]:
         """Return the events of that name, one of `TAKEN`, that have arrived, once."""
