@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import selectors
 import socket
 import stat
 import sys
@@ -304,6 +305,7 @@ case $name in
     closed) exit 0 ;;
     other) command=$(printf %s "$command" | sed "s:^[^ ]*:/no/python:") ;;
     chatters) exec yes nbdist ;;
+    repeats) exec yes 'nbdist-doctor {}' ;;
     moody) echo 'nbdist-doctor [3]'; echo 'nbdist-doctor {"python": 3}'; exit 1 ;;
 esac
 exec sh -c "$command"
@@ -357,6 +359,18 @@ def test_silent_hosts_delay_no_other(stand_in: Path, monkeypatch: pytest.MonkeyP
     assert "host other: it has no Python at " in sentences
     assert "name another one with --python PATH" in sentences
     assert "host refused: nothing listens on port 22 of refused" in sentences
+
+
+@pytest.mark.processes
+def test_a_host_that_answers_without_end_is_read_no_more(stand_in: Path) -> None:
+    with selectors.DefaultSelector() as selector:
+        connection = examine._Connection("repeats", "true", selector)
+        while not connection.ended:
+            for key, _ in selector.select():
+                key.data()
+        connection.end_input()
+        connection.close(0.0)
+    assert len(connection.answers) < 2 * examine.MOST_BYTES // len("nbdist-doctor {}\n")
 
 
 def test_without_hosts_this_one_is_examined() -> None:

@@ -259,6 +259,7 @@ class _Connection:
         self.asked = self.received = 0.0
         self._selector = selector
         self._unsent, self._unread = b"", b""
+        self._taken = 0  # bytes that it has printed
         # A file: a process that ssh leaves in the background (ControlPersist) may keep it open.
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (closed by close)
         try:
@@ -305,13 +306,13 @@ class _Connection:
 
     def _read(self) -> None:
         chunk = os.read(self._stdout.fileno(), 1 << 16)
-        self._unread += chunk
-        *lines, self._unread = self._unread.split(b"\n")
+        self._taken += len(chunk)
+        *lines, self._unread = (self._unread + chunk).split(b"\n")
         for line in lines:
             if line.startswith(observe.MARK.encode()):
                 self.received = time.time()
                 self.answers.append(object_in(line[len(observe.MARK) :]))
-        if not chunk or len(self._unread) > MOST_BYTES:
+        if not chunk or self._taken > MOST_BYTES:
             self._selector.unregister(self._stdout)
             self.ended = True
 
