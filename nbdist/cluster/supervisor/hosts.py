@@ -407,17 +407,17 @@ class Command:
                 self._process.stdin.close()
 
     def _read(self, take: Callable[[bytes], None], pipe: Any) -> None:
-        while True:
-            try:
-                received = os.read(pipe.fileno(), 1 << 16)
-            except (BlockingIOError, ValueError):
-                return
-            if not received:
-                self._supervisor.selector.unregister(pipe)
-                self._pipes.remove(pipe)
-                pipe.close()
-                return
+        try:
+            # Once, as much as a pipe holds: one that prints without end must not keep the supervisor here.
+            received = os.read(pipe.fileno(), 1 << 16)
+        except (BlockingIOError, ValueError):
+            return
+        if received:
             take(received)
+            return
+        self._supervisor.selector.unregister(pipe)
+        self._pipes.remove(pipe)
+        pipe.close()
 
     def _take_errors(self, received: bytes) -> None:
         self.errors = (self.errors + received)[-STDERR_TAIL:]

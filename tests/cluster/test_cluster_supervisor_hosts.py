@@ -1,0 +1,30 @@
+"""The commands that bring up other hosts, as the head's supervisor reads them."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nbdist.cluster.launchers.spec import HostCommand
+from nbdist.cluster.supervisor.hosts import Command
+
+
+@pytest.mark.processes
+def test_a_command_that_prints_without_end_leaves_time_for_others() -> None:
+    with selectors.DefaultSelector() as selector:
+        supervisor: Any = SimpleNamespace(selector=selector)
+        command = Command(HostCommand(("yes", "welcome"), ("a",)), {}, supervisor)
+        try:
+            for _ in range(20):
+                for key, _ in selector.select():
+                    key.data(key.fileobj)
+        finally:
+            command.signal(signal.SIGKILL)
+            while (code := command.poll()) is None:
+                selector.select(0.01)
+        assert code == -signal.SIGKILL
+        assert not selector.get_map()
