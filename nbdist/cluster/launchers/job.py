@@ -9,7 +9,6 @@ time left: what became of it is the reason then.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -34,6 +33,7 @@ from nbdist.cluster.launchers.slurm.status import (
     expand_nodes,
     next_action,
 )
+from nbdist.cluster.parent import end_with_parent
 from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
 
 HOST_PROGRAM = (sys.executable, "-m", "nbdist.cluster.supervisor.host")
@@ -46,7 +46,6 @@ CANCELLED_SECONDS = (
     0.5  # for them to end with a cancelled job: they would wait for a node that does not answer
 )
 LINES = 50  # of all programs together, that are kept to name a cause
-PR_SET_PDEATHSIG = 1
 
 
 class JobLauncher(ABC):
@@ -346,9 +345,9 @@ def call(*command: str, environment: Mapping[str, str] = os.environ, text: str =
 
 
 def become_step() -> None:
-    """Run in the process that becomes srun or ssh: it ends when this command is killed (Linux)."""
+    """Run in the process that becomes srun or ssh: it ends when this command is killed."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    end_with_parent()
 
 
 def lines_of(

@@ -13,7 +13,6 @@ answers all of them with an error, and its tasks count as ended.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import os
@@ -32,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.cluster.affinity import CORES_VARIABLE, format_cores, worker_cores
 from nbdist.cluster.folder import mark_busy, unmark_busy
 from nbdist.cluster.launchers.spec import JOB_OVER
+from nbdist.cluster.parent import end_with_parent
 from nbdist.cluster.supervisor.usage import USAGE_SECONDS
 from nbdist.cluster.time_limits import SAVE_AT_VARIABLE, save_time
 from nbdist.json_values import listed, mapping, number, text
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 Reply = dict[str, Any]
 Answered = Callable[[Reply], None]
 STDERR_TAIL = 4000  # bytes of a command's error output that its end carries
-PR_SET_PDEATHSIG = 1
 COMMAND_PERIODS = 10  # of `GRACE_SECONDS`
 LONGEST_REASON, LONGEST_NAME = 1000, 200  # characters
 NO_GPU = "-1"  # CUDA_VISIBLE_DEVICES of a task without one
@@ -347,13 +346,6 @@ class Hosts:
         self._supervisor.broadcast({"event": "command_ended", **end})
 
 
-def end_with_parent() -> None:
-    """In a fresh child: receive SIGTERM when the supervisor ends (Linux; elsewhere when its hosts do)."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "prctl"):
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-
-
 class Command:
     """A running `HostCommand`; lines of JSON on its output are events for the clients."""
 
@@ -369,7 +361,7 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=end_with_parent,
+            preexec_fn=end_with_parent,  # where it cannot, the command ends when its hosts do
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -48,7 +48,6 @@ A message is one JSON object per line.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import selectors
@@ -67,6 +66,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.cluster.affinity import CORES_VARIABLE
 from nbdist.cluster.folder import busy_tasks, is_busy, remove_traces, unmark_busy
+from nbdist.cluster.parent import end_with_parent
 from nbdist.cluster.supervisor.hosts import Hosts, gpus_in_use
 from nbdist.cluster.supervisor.usage import UsageProcess
 from nbdist.cluster.time_limits import UnusedTimeout
@@ -79,7 +79,6 @@ GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL
 CONTROLLER = -1  # the "rank" of the controller in events
 MAX_LINE = 1 << 20
 LOG_TAIL = 4000  # characters of a dead child's log that its exit event carries
-PR_SET_PDEATHSIG = 1
 SOCKET = "supervisor.sock"
 OLDER_SOCKET = "keeper.sock"  # its name in clusters of nbdist 0.1.0
 Reply = dict[str, Any]
@@ -838,13 +837,9 @@ def die_with_parent(parent: int, alive: int) -> None:
 
     On Linux the kernel does it. Elsewhere a thread reads ``alive``, a pipe that only the parent can write to.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "prctl"):
+    if not end_with_parent(signal.SIGKILL):
         threading.Thread(target=_end_with, args=(alive,), name="nbdist-parent", daemon=True).start()
-        return
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl")
-    if os.getppid() != parent:  # it ended before the call above
+    elif os.getppid() != parent:  # it ended before the call above
         os._exit(1)
 
 
