@@ -17,7 +17,8 @@ import yaml
 from tiers import matrix
 from waiting import until
 
-from nbdist.cluster.launchers.kubernetes.request import PodRequest
+from nbdist.cluster.launchers.kubernetes.request import SETTINGS, PodRequest
+from nbdist.cluster.launchers.spec import command_of
 
 if TYPE_CHECKING:
     from mock_cluster import MockCluster
@@ -70,7 +71,7 @@ def running(
     python.chmod(0o700)
     given = {"image": "nbdist:test", "pod_python": str(python), **settings}
     process = subprocess.Popen(
-        PodRequest(context=context, **given).command(),
+        command_of("kubernetes", SETTINGS, vars(PodRequest(context=context, **given))),
         env={**os.environ, "KUBECONFIG": str(kube.kubeconfig)},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip

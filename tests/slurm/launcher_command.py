@@ -18,10 +18,11 @@ from typing import Any
 
 from slurm_nodes import SlurmNodes
 
-from nbdist.cluster.launchers.slurm.request import JobRequest
+from nbdist.cluster.launchers.slurm.request import SETTINGS, JobRequest
+from nbdist.cluster.launchers.spec import command_of
 
 HERE = Path(__file__).parent
-COMMAND = JobRequest().command()
+COMMAND = command_of("slurm", SETTINGS, vars(JobRequest()))
 HOST_PROGRAM = (sys.executable, str(HERE / "host_program.py"))
 KEY = "a-key-that-no-other-user-may-read"
 PLAN = {"cluster": "c1", "key": KEY}

@@ -14,8 +14,8 @@ from launcher_command import COMMAND, HOST_PROGRAM, KEY, PLAN, running
 from slurm_nodes import NODES, SlurmNodes
 from waiting import limit, until
 
-from nbdist.cluster.launchers.slurm.request import TEMPLATE, JobRequest
-from nbdist.cluster.launchers.spec import JOB_OVER
+from nbdist.cluster.launchers.slurm.request import SETTINGS, TEMPLATE, JobRequest
+from nbdist.cluster.launchers.spec import JOB_OVER, command_of
 
 pytestmark = pytest.mark.netns
 
@@ -34,7 +34,8 @@ def hold_all(slurm: SlurmNodes) -> str:
 
 def test_a_program_runs_on_each_node_of_a_new_job(slurm: SlurmNodes) -> None:
     asked = JobRequest(nodes=2, partition="short", time="3", gres="gpu:1", cores=2, name="nbdist-c1")
-    with running(slurm, command=asked.command()) as command:
+    told = [*command_of("slurm", SETTINGS, vars(asked)), f"--name={asked.name}"]
+    with running(slurm, command=told) as command:
         started = command.one("hosts")
         assert started["hosts"] == ["n1", "n2"]
         assert started["cores"] == 4

@@ -14,6 +14,7 @@ an ssh client, which is then the child that the supervisor watches.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -135,6 +136,16 @@ class LauncherSetting:
     def flag(self) -> str:
         """Its flag, such as "--host-file"."""
         return f"--{self.name.replace('_', '-')}"
+
+
+def command_of(name: str, settings: Sequence[LauncherSetting], values: Mapping[str, Any]) -> list[str]:
+    """Return the command of a launcher, with the values of its settings that are not the defaults.
+
+    >>> command_of("slurm", [LauncherSetting("time", "wall time")], {"time": "30"})[1:]
+    ['-m', 'nbdist.cluster.launchers.slurm', '--time=30']
+    """
+    options = [f"{one.flag}={values[one.name]}" for one in settings if values[one.name] != one.default]
+    return [sys.executable, "-m", f"nbdist.cluster.launchers.{name}", *options]
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +18,8 @@ from nbdist.cluster.hosts import Host
 from nbdist.cluster.launchers.batch.systems import SYSTEMS, BatchRequest, BatchSystem
 from nbdist.cluster.launchers.local import ForkLauncher
 from nbdist.cluster.launchers.slurm.status import parse_duration
-from nbdist.cluster.launchers.spec import HostCommand, LauncherSetting, LauncherSpec
+from nbdist.cluster.launchers.spec import HostCommand, LauncherSetting, LauncherSpec, command_of
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, choices
-
-
-def batch_command(request: BatchRequest) -> list[str]:
-    """Return the launcher's command, which takes the plan on its standard input.
-
-    >>> batch_command(BatchRequest(batch_nodes=2, queue="gpu"))[1:]
-    ['-m', 'nbdist.cluster.launchers.batch', '--batch-nodes=2', '--queue=gpu']
-    """
-    changed = {name: value for name, value in asdict(request).items() if value != getattr(BatchRequest, name)}
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in changed.items()]
-    return [sys.executable, "-m", "nbdist.cluster.launchers.batch", *options]
 
 
 def find_system(request: BatchRequest, environ: Mapping[str, str] = os.environ) -> BatchSystem:
@@ -209,7 +196,7 @@ def batch_hosts(settings: Mapping[str, Any]) -> tuple[Host, ...]:
 
 def batch_commands(settings: Mapping[str, Any], hosts: Sequence[str]) -> tuple[HostCommand, ...]:
     """Return the command that holds the job of all hosts."""
-    return (HostCommand(tuple(batch_command(BatchRequest(**settings))), tuple(hosts)),)
+    return (HostCommand(tuple(command_of("batch", SETTINGS, settings)), tuple(hosts)),)
 
 
 def batch_fits(settings: Mapping[str, Any]) -> str:

@@ -1,16 +1,15 @@
 """What a user asks of Kubernetes, and the command that holds the Job. Pure, but for the notebook's own pod.
 
 request = PodRequest(image="ghcr.io/me/train:1", pods=2, pod_gpus=4)
-request.command()                # the launcher's own
+pod_commands(settings, hosts)    # the launcher's own
 """
 
 from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from nbdist.cluster.hosts import Host
 from nbdist.cluster.launchers.local import ForkLauncher
 from nbdist.cluster.launchers.slurm.status import parse_duration
-from nbdist.cluster.launchers.spec import HostCommand, LauncherSetting, LauncherSpec
+from nbdist.cluster.launchers.spec import HostCommand, LauncherSetting, LauncherSpec, command_of
 from nbdist.errors import InvalidArgumentError, MissingExtra
 
 MOST_PODS = 1024
@@ -55,16 +54,6 @@ class PodRequest:
     service_account: str = ""
     namespace: str = ""
     context: str = ""
-
-    def command(self) -> list[str]:
-        """Return the launcher's command, which takes the plan on its standard input.
-
-        >>> PodRequest(pods=2, pod_time="30").command()[1:]
-        ['-m', 'nbdist.cluster.launchers.kubernetes', '--pods=2', '--pod-time=30']
-        """
-        given = {name: value for name, value in asdict(self).items() if value != PodRequest.__dict__[name]}
-        options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-        return [sys.executable, "-m", "nbdist.cluster.launchers.kubernetes", *options]
 
     @property
     def seconds(self) -> int | None:
@@ -172,8 +161,8 @@ def pod_hosts(settings: Mapping[str, Any]) -> tuple[Host, ...]:
 
 def pod_commands(settings: Mapping[str, Any], hosts: Sequence[str]) -> tuple[HostCommand, ...]:
     """Return the command that holds the Job of these hosts: a pod for each of them."""
-    request = PodRequest(**{**settings, "pods": len(hosts)})
-    return (HostCommand(tuple(request.command()), tuple(hosts)),)
+    command = command_of("kubernetes", SETTINGS, {**settings, "pods": len(hosts)})
+    return (HostCommand(tuple(command), tuple(hosts)),)
 
 
 def require_kubernetes() -> None:

@@ -2,7 +2,7 @@
 
     request = JobRequest(nodes=2, partition="gpu", time="2:00:00")
     submit_command(request, "-")     # sbatch, with `TEMPLATE` on its standard input
-    request.command()                # the launcher's own
+    slurm_commands(settings, hosts)  # the launcher's own
 
 Options of sbatch's command line have precedence over the lines of a script that begin with #SBATCH. So what a
 user asks for here is obeyed whatever template is used, and a template needs no placeholders.
@@ -14,15 +14,14 @@ import os
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from nbdist.cluster.hosts import Host
 from nbdist.cluster.launchers.local import ForkLauncher
 from nbdist.cluster.launchers.slurm.status import Job, parse_duration
-from nbdist.cluster.launchers.spec import HostCommand, LauncherSetting, LauncherSpec
+from nbdist.cluster.launchers.spec import HostCommand, LauncherSetting, LauncherSpec, command_of
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 
 TEMPLATE = """\
@@ -65,16 +64,6 @@ class JobRequest:
     sbatch: str = ""
     template: str = ""
     name: str = "nbdist"
-
-    def command(self) -> list[str]:
-        """Return the launcher's command, which takes the plan on its standard input.
-
-        >>> JobRequest(nodes=2, time="30").command()[1:]
-        ['-m', 'nbdist.cluster.launchers.slurm', '--nodes=2', '--time=30']
-        """
-        given = {name: value for name, value in asdict(self).items() if value != JobRequest.__dict__[name]}
-        options = [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
-        return [sys.executable, "-m", "nbdist.cluster.launchers.slurm", *options]
 
 
 def submit_command(request: JobRequest, script: str) -> list[str]:
@@ -242,7 +231,7 @@ def slurm_hosts(settings: Mapping[str, Any]) -> tuple[Host, ...]:
 
 def slurm_commands(settings: Mapping[str, Any], hosts: Sequence[str]) -> tuple[HostCommand, ...]:
     """Return the command that holds the job of all hosts."""
-    return (HostCommand(tuple(JobRequest(**settings).command()), tuple(hosts)),)
+    return (HostCommand(tuple(command_of("slurm", SETTINGS, settings)), tuple(hosts)),)
 
 
 def slurm_fits(settings: Mapping[str, Any]) -> str:
