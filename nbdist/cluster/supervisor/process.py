@@ -112,7 +112,7 @@ class SupervisorProcess:
         self.held_ports: list[socket.socket] = []
         self.launcher: Launcher | None = None  # starts the engines; None before the libraries are imported
         self.launcher_spec: LauncherSpec | None = None
-        self.changes = ChangeLock()
+        self.changes = ChangeLock(self)
         self.oom_kills = count_oom_kills()
         self.busy: dict[int, str] | None = {} if plan.get("host") else None
         """On a host of another's cluster: the run of each busy task, as the head knows it."""
@@ -242,7 +242,7 @@ class SupervisorProcess:
     def report_exit(self, rank: int, how: dict[str, Any]) -> None:
         """Take in how a process has ended, and report it to the clients and the hub."""
         unmark_busy(self.folder, rank)
-        if rank == CONTROLLER or self.changes.is_member(self, rank):
+        if rank == CONTROLLER or self.changes.is_member(rank):
             self.exits[rank] = how
             self.broadcast({**how, "event": "exit"})
         self._report_to_hub(rank)  # no client waits for the exit of a task that was removed
@@ -330,7 +330,7 @@ class SupervisorProcess:
                 self.start_task(task, answered)
             case "replace" | "scale_up" | "scale_down" | "fork" | "commit" | "abort":
                 self.unused.used = time.monotonic()
-                self.changes.answer(self, request, client, answered)
+                self.changes.answer(request, client, answered)
             case _:
                 answered(self._answer_now(request, client))
 
@@ -383,7 +383,7 @@ class SupervisorProcess:
         self.observers.discard(client)
         if self.clients.pop(client, None) is not None:
             self.selector.unregister(client)
-            self.changes.disconnected(self, client)
+            self.changes.disconnected(client)
             self.hosts.disconnected(client)
             client.close()
             if client is self.starter and not (self.folder / "cluster.json").exists():
@@ -405,7 +405,7 @@ class SupervisorProcess:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             rank = self.children.pop(pid)
-            if rank != CONTROLLER and not self.changes.is_member(self, rank):
+            if rank != CONTROLLER and not self.changes.is_member(rank):
                 remove_segments(self, pid)  # scaled down, or of a change that was aborted
             died_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
             code = os.WEXITSTATUS(status) if died_by is None else None
@@ -524,47 +524,44 @@ class MembershipChange:
 class ChangeLock:
     """Which client may change the membership; holds the roster that the last change committed."""
 
-    def __init__(self) -> None:
+    def __init__(self, supervisor: SupervisorProcess) -> None:
+        self._supervisor = supervisor
         self.roster: list[dict[str, Any]] | None = None
         self._change: MembershipChange | None = None
         self._aborted: set[tuple[int, int]] = set()  # rank and pid, forked for changes that were aborted
 
     def answer(
-        self,
-        supervisor: SupervisorProcess,
-        request: dict[str, Any],
-        client: socket.socket,
-        answered: Callable[[Reply], None],
+        self, request: dict[str, Any], client: socket.socket, answered: Callable[[Reply], None]
     ) -> None:
         """Answer a client's request; raises ChildProcess in a child."""
         change = self._change
         held = change is not None and change.client is client and change.id == str(request["change"])
         match request["request"]:
             case "replace" | "scale_down":
-                answered(self._end(supervisor, request, client))
+                answered(self._end(request, client))
             case "scale_up":
-                answered(self._add(supervisor, request, client))
+                answered(self._add(request, client))
             case _ if change is None or not held:
                 answered({"error": "this client does not hold the lock that a change of the tasks needs"})
             case "fork":
-                self._fork(supervisor, change, int(request["rank"]), answered)
+                self._fork(change, int(request["rank"]), answered)
             case "commit":
-                answered(self._commit(supervisor, change, request["tasks"]))
+                answered(self._commit(change, request["tasks"]))
             case "abort":
-                self._abort(supervisor)
+                self._abort()
                 answered({})
 
-    def disconnected(self, supervisor: SupervisorProcess, client: socket.socket) -> None:
+    def disconnected(self, client: socket.socket) -> None:
         """Abort the client's change, if it has one."""
         if self._change is not None and self._change.client is client:
-            self._abort(supervisor)
+            self._abort()
 
-    def is_member(self, supervisor: SupervisorProcess, rank: int) -> bool:
+    def is_member(self, rank: int) -> bool:
         """Whether a task has that rank, or is being added under it."""
-        return rank in _ranks(supervisor) or (self._change is not None and rank in self._change.new_tasks)
+        return rank in self._ranks() or (self._change is not None and rank in self._change.new_tasks)
 
-    def _refusal(self, supervisor: SupervisorProcess) -> str | None:
-        if supervisor.kill_at is not None:
+    def _refusal(self) -> str | None:
+        if self._supervisor.kill_at is not None:
             return "the cluster is ending"
         if self._change is not None:
             ranks = ", ".join(map(str, sorted(self._change.ranks)))
@@ -574,13 +571,14 @@ class ChangeLock:
             return f"the task of rank {ranks} is being {doing} at this moment; try again"
         return None
 
-    def _end(self, supervisor: SupervisorProcess, request: dict[str, Any], client: socket.socket) -> Reply:
+    def _end(self, request: dict[str, Any], client: socket.socket) -> Reply:
         """Begin to replace or to remove tasks."""
+        supervisor = self._supervisor
         pids = {int(rank): int(pid) for rank, pid in request["pids"].items()}
-        ranks, known = frozenset(pids), _ranks(supervisor)
+        ranks, known = frozenset(pids), self._ranks()
         if not ranks <= known:
             return {"error": f"the ranks are {sorted(known)}, not {sorted(ranks)}"}
-        if why := self._refusal(supervisor):
+        if why := self._refusal():
             return {"error": why}
         living = {int(rank): pid for rank, pid in supervisor.pids().items() if int(rank) in ranks}
         for rank, pid in living.items():
@@ -592,26 +590,22 @@ class ChangeLock:
             supervisor.kill_tasks(living)
         return {}
 
-    def _add(self, supervisor: SupervisorProcess, request: dict[str, Any], client: socket.socket) -> Reply:
+    def _add(self, request: dict[str, Any], client: socket.socket) -> Reply:
         """Begin to add tasks."""
+        spec = self._supervisor.launcher_spec
         new_tasks = {int(task["rank"]): task for task in request["tasks"]}
-        taken = sorted(_ranks(supervisor) & new_tasks.keys())
-        if why := self._refusal(supervisor):
+        taken = sorted(self._ranks() & new_tasks.keys())
+        if why := self._refusal():
             return {"error": why}
-        if supervisor.launcher_spec is not None and supervisor.launcher_spec.fixed_size:
-            return {"error": supervisor.launcher_spec.fixed_size}
+        if spec is not None and spec.fixed_size:
+            return {"error": spec.fixed_size}
         if taken or min(new_tasks) < 0:
             return {"error": f"the ranks {taken or sorted(new_tasks)} are not free; try again"}
         self._change = MembershipChange(client, str(request["change"]), frozenset(new_tasks), new_tasks)
         return {}
 
-    def _fork(
-        self,
-        supervisor: SupervisorProcess,
-        change: MembershipChange,
-        rank: int,
-        answered: Callable[[Reply], None],
-    ) -> None:
+    def _fork(self, change: MembershipChange, rank: int, answered: Callable[[Reply], None]) -> None:
+        supervisor = self._supervisor
         if rank not in change.ranks or change.scale_down:
             answered({"error": f"rank {rank} is not part of this change: {sorted(change.ranks)}"})
             return
@@ -642,9 +636,8 @@ class ChangeLock:
 
         supervisor.start_task(task, forked)
 
-    def _commit(
-        self, supervisor: SupervisorProcess, change: MembershipChange, roster: list[dict[str, Any]]
-    ) -> Reply:
+    def _commit(self, change: MembershipChange, roster: list[dict[str, Any]]) -> Reply:
+        supervisor = self._supervisor
         self._change, self.roster = None, roster
         removed = change.ranks if change.scale_down else frozenset()
         kept = [task for task in supervisor.plan["tasks"] if task["rank"] not in removed]
@@ -655,13 +648,17 @@ class ChangeLock:
         supervisor.kill_tasks({int(r): pid for r, pid in supervisor.pids().items() if int(r) in removed})
         return {}
 
-    def _abort(self, supervisor: SupervisorProcess) -> None:
+    def _abort(self) -> None:
         assert self._change is not None
+        supervisor = self._supervisor
         change, self._change = self._change, None
         supervisor.kill_tasks(change.forked)
         self._aborted |= set(change.forked.items())
         for rank in change.new_tasks.keys() & supervisor.exits.keys():
             remove_segments(supervisor, supervisor.exits.pop(rank)["pid"])
+
+    def _ranks(self) -> set[int]:
+        return {task["rank"] for task in self._supervisor.plan["tasks"]}
 
 
 # A task whose GPU is lost (Xid, uncorrectable memory error, off the bus) ends its process with a status of
@@ -705,10 +702,6 @@ class Gpus:
         task["environment"]["CUDA_VISIBLE_DEVICES"] = new
         task["environment"].pop(CORES_VARIABLE, None)
         return f"GPU {own} is lost: its process has {new} now"
-
-
-def _ranks(supervisor: SupervisorProcess) -> set[int]:
-    return {task["rank"] for task in supervisor.plan["tasks"]}
 
 
 def remove_segments(supervisor: SupervisorProcess, pid: int) -> None:
