@@ -8,8 +8,8 @@
     restart, grow ────────────────────► launcher.start(...) again
 
 The launcher decides how a process starts. The supervisor is its parent: it reaps the process, reports its
-exit, signals it, and ends it with the cluster. A task on another host is started by a local process, such as
-an ssh client, which is then the child that the supervisor watches.
+exit, signals it, and ends it with the cluster. A launcher of other hosts starts no task: its `commands` bring
+up a supervisor on each host, which forks the tasks there as launcher "local" does here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The supervisor: one process per cluster and host that forks the controller and the engines, and ends them.
+"""The supervisor: one process per cluster and host that forks its tasks (and the controller), and ends them.
 
 `SupervisorProcess` is its event loop. `python -m nbdist.cluster.supervisor` (`__main__.py`) starts it, and
 `SupervisorClient` (`client.py`) is the other end of its socket.
@@ -22,8 +22,12 @@ one that does not fork adds its processes with `SupervisorProcess.add_child`.
 A message is one JSON object per line.
 
     requests    status, watch, usage, used, signal, ready, stop; those that change the membership
-                (`ChangeLock`)
-    events      started, forked, exit (rank, pid, code or signal, end of the log), roster, stopping
+                (`ChangeLock`); with other hosts (`Hosts`) bring_up, refuse_hosts, start
+    events      started, forked, exit (rank, pid, code or signal, end of the log), roster, stopping; with
+                other hosts hosts, host, host_lost, waiting, command_ended, next_job
+
+The supervisor of another host is a client of the head's, with the request host, and answers the head's
+requests start, signal, measure, ping and stop; its events are exit and busy.
 
 **Failure detection.** Each process is watched by one other, and none of them polls:
 
@@ -40,7 +44,8 @@ A message is one JSON object per line.
                                         idle, an hour while a run uses it. An observer ("watch" instead of
                                         "status") does not count as a client.
     the starting client dies            The cluster ends at once while ``cluster.json`` does not exist yet:
-                                        no other process could use an incomplete cluster.
+                                        no other process could use an incomplete cluster. On another
+                                        host the starting client is the relay: its end is the head's.
 
 **End.** Children receive SIGTERM and SIGCONT (a stopped process would not react), and SIGKILL after
 `GRACE_SECONDS`. Then the supervisor removes the cluster's folder and its shared segments, and exits.
