@@ -67,3 +67,16 @@ def test_a_host_that_is_lost_has_no_place(pair: Pair) -> None:
     assert client.place_of("") == {}
     with pytest.raises(UnavailableError, match="host b was lost"):
         client.place_of("b")
+
+
+def test_a_line_is_read_and_no_byte_after_it() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b'{"plan": "\xc3\xa9"}\n{"next"')
+        assert read_line(ours) == {"plan": "é"}
+        theirs.sendall(b": 1}\n")
+        assert read_line(ours) == {"next": 1}
+        theirs.sendall(b"{")
+        theirs.close()
+        with pytest.raises(EOFError):
+            read_line(ours)

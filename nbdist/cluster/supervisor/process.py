@@ -885,9 +885,9 @@ def read_line(connection: socket.socket) -> dict[str, Any]:
     """Return the first JSON line from a blocking socket, and read no byte after it."""
     line = bytearray()
     while not line.endswith(b"\n"):
-        byte = connection.recv(1)
-        if not byte or len(line) > MAX_LINE:
+        seen = connection.recv(1 << 16, socket.MSG_PEEK)
+        if not seen or len(line) > MAX_LINE:
             raise EOFError("the process that was starting the cluster has died")
-        line += byte
+        line += connection.recv(seen.find(b"\n") + 1 or len(seen))
     result: dict[str, Any] = json.loads(line)
     return result
