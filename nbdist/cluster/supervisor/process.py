@@ -62,6 +62,7 @@ import socket
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -308,6 +309,7 @@ class SupervisorProcess:
                 else:
                     self._answer(request, client, answered)
             except Exception as error:
+                traceback.print_exc()  # to the log: another host's supervisor reads no answer to its events
                 answered({"error": f"{type(error).__name__}: {error}"})
 
     def _reply(self, client: socket.socket, request: dict[str, Any], reply: Reply) -> None:
