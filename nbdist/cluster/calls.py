@@ -11,8 +11,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from nbdist.cluster.resources import TaskPlan
 from nbdist.cluster.supervisor.client import FRESH_SECONDS
 from nbdist.cluster.supervisor.engine import REPLY_ONLY
+from nbdist.cluster.task_setup import open_task
 from nbdist.errors import (
     DeadlineExceededError,
     FailedPreconditionError,
@@ -287,6 +289,14 @@ class OpeningCall:
     def get(self) -> Any:
         """Return the answer, or raise the error, of the first call that was answered."""
         return next(call for call in self._sent if call.ready()).get(0)
+
+
+def open_server(
+    view: Any, task: TaskInfo | TaskPlan, keys: Mapping[str, str], place: Mapping[str, str], cluster_id: str
+) -> OpeningCall:
+    """Have a new engine open the Server of its task; ``place`` is that of `SupervisorClient.place_of`."""
+    about = task.job, task.index, task.rank, task.device
+    return OpeningCall(view, open_task, *about, keys, **place, cluster_id=cluster_id)
 
 
 class _PendingCall:

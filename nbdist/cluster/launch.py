@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from nbdist.cluster import task_setup as on_task
 from nbdist.cluster.affinity import describe_binding, worker_cores
-from nbdist.cluster.calls import OpeningCall
+from nbdist.cluster.calls import open_server
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.description import write_description
 from nbdist.cluster.doctor.judge import CORE, judge_joined
@@ -433,16 +433,8 @@ class _Startup:
         views = {plan.rank: self.client.direct_view(plan.rank, block=False) for plan in self.plans}
         keys = self.keys.to_dict()
         opening = {
-            plan.rank: OpeningCall(
-                views[plan.rank],
-                on_task.open_task,
-                plan.job,
-                plan.index,
-                plan.rank,
-                plan.device,
-                keys,
-                **self.connected().place_of(plan.host),
-                cluster_id=self.folder.name,
+            plan.rank: open_server(
+                views[plan.rank], plan, keys, self.connected().place_of(plan.host), self.folder.name
             )
             for plan in self.plans
         }

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbdist.cluster import task_setup as on_task
 from nbdist.cluster.affinity import worker_cores
-from nbdist.cluster.calls import OpeningCall
+from nbdist.cluster.calls import open_server
 from nbdist.cluster.description import change_description, read_description
 from nbdist.cluster.folder import runs_on
 from nbdist.cluster.hub import EXIT_SECONDS, HubEngines, is_engine_death, write_ipyparallel_files
@@ -168,16 +168,8 @@ class Change(ABC):
         views = {info.rank: self._client.direct_view(info.rank, block=False) for info in starting}
         keys, cluster_id = self._cluster.keys.to_dict(), self._cluster.id
         opening = [
-            OpeningCall(
-                views[info.rank],
-                on_task.open_task,
-                info.job,
-                info.index,
-                info.rank,
-                info.device,
-                keys,
-                **self._supervisor.place_of(places[info.rank]),
-                cluster_id=cluster_id,
+            open_server(
+                views[info.rank], info, keys, self._supervisor.place_of(places[info.rank]), cluster_id
             )
             for info in starting
         ]
