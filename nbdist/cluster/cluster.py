@@ -88,7 +88,7 @@ class Cluster:
         self._sender = CallSender(client)
         self._process = os.getpid()
         self._connections = threading.local()
-        self._peers: weakref.WeakSet[Peer] = weakref.WeakSet()
+        self._peers: weakref.WeakValueDictionary[int, Peer] = weakref.WeakValueDictionary()
         self._ended = False
         self.stopped = False
         """Whether this process has stopped the cluster or closed its connection to it."""
@@ -280,7 +280,7 @@ class Cluster:
             peers.pop(rank).close()
         if rank not in peers:
             peers[rank] = Peer(info.address, self.keys, name=info.name)
-            self._peers.add(peers[rank])
+            self._peers[id(peers[rank])] = peers[rank]
         return peers[rank]
 
     def signal(self, rank: int, signum: int) -> bool:
@@ -508,8 +508,9 @@ class Cluster:
     def _close_connections(self) -> None:
         self.stopped = True
         atexit.unregister(self._stop_at_exit)
-        for peer in list(self._peers):
-            peer.close()
+        for found in self._peers.valuerefs():  # a list, made at once: other threads may add theirs
+            if (peer := found()) is not None:
+                peer.close()
         close_client(self._client)
 
     def _stop_at_exit(self) -> None:
