@@ -237,7 +237,7 @@ class WithClient:
         self.replace, self.controller_died = cluster.replace, cluster.controller_died
         self.is_cut_off = cluster.is_cut_off
         self._connections = threading.local()
-        self._peers: weakref.WeakSet[Peer] = weakref.WeakSet()
+        self._peers: weakref.WeakValueDictionary[int, Peer] = weakref.WeakValueDictionary()
         self._closed = False
 
     @property
@@ -256,7 +256,7 @@ class WithClient:
             found = self._connections.peer = Peer(
                 self._client.info.address, self._client.keys, name=self._client.name
             )
-            self._peers.add(found)
+            self._peers[id(found)] = found
         return found
 
     def signal(self, rank: int, signum: int) -> bool:
@@ -278,6 +278,7 @@ class WithClient:
     def close(self) -> None:
         """Close the connections to the client; those to the cluster are the cluster's."""
         self._closed = True
-        for peer in list(self._peers):
+        for found in self._peers.valuerefs():  # a list, made at once: other threads may add theirs
             with suppress(NbdistError):
-                peer.close()
+                if (peer := found()) is not None:
+                    peer.close()
