@@ -160,14 +160,9 @@ def abandoned_clusters() -> list[AbandonedCluster]:
 
 def report_runs(cluster: Cluster, report: Report = print) -> Cluster:
     """Report which runs use a cluster and how to follow them; return the cluster."""
-    for run in active_runs(cluster):
+    for run in runs_on(cluster.folder):
         report(f"run {run} is under way on it; to follow it: nb.attach({run!r})")
     return cluster
-
-
-def active_runs(cluster: Cluster) -> list[str]:
-    """Return the runs that use a cluster, of any client."""
-    return runs_on(cluster.folder)
 
 
 def end(folder: Path, by: str = "") -> None:

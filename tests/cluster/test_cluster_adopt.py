@@ -17,7 +17,6 @@ from nbdist.cluster import adopt as adoption
 from nbdist.cluster.adopt import (
     AbandonedCluster,
     abandoned_clusters,
-    active_runs,
     adopt,
     choose,
     start_or_adopt,
@@ -153,8 +152,8 @@ if sys.argv[2]:
     from nbdist.run.options import Options
     from nbdist.run.start import start_run
     run = start_run(sys.argv[2], Options(), cluster=cluster)
-    from nbdist.cluster.adopt import active_runs
-    while not active_runs(cluster):
+    from nbdist.cluster.folder import runs_on
+    while not runs_on(cluster.folder):
         time.sleep(0.01)
 print(cluster.id, cluster.tasks[0].pid, flush=True)
 if sys.argv[3] == "killed":
@@ -202,9 +201,9 @@ def test_a_run_continues_after_its_clients_end(start_and_leave: StartAndLeave, t
     gate = tmp_path / "open"
     name, pid = start_and_leave(60.0, WAITS.format(gate=str(gate)), end="normal")
     cluster = Cluster.attach(name)
-    assert len(active_runs(cluster)) == 1
+    assert len(runs_on(cluster.folder)) == 1
     gate.touch()
-    until(lambda: not active_runs(cluster))
+    until(lambda: not runs_on(cluster.folder))
     cluster.stop()
     until(lambda: nothing_left(name, pid))
 
@@ -225,7 +224,7 @@ def test_a_notebook_adopts_its_abandoned_cluster(
     cluster = start_or_adopt(report=lines.append, workers=2)
     try:
         assert cluster.id == name
-        (run,) = active_runs(cluster)
+        (run,) = runs_on(cluster.folder)
         assert lines == [
             f"cluster {name} from before the kernel's restart is running and is used again",
             "it has 1 workers and not 2; %cluster stop ends the cluster and its runs",
