@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -67,6 +68,12 @@ def test_a_host_that_is_lost_has_no_place(pair: Pair) -> None:
     assert client.place_of("") == {}
     with pytest.raises(UnavailableError, match="host b was lost"):
         client.place_of("b")
+
+
+def test_the_end_can_be_awaited_without_a_limit(pair: Pair) -> None:
+    client, supervisor = pair
+    supervisor.close()
+    assert client.wait_closed(math.inf)
 
 
 def test_a_line_is_read_and_no_byte_after_it() -> None:

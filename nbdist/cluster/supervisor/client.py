@@ -33,6 +33,7 @@ from nbdist.graph.gpu_errors import GPU_LOST_STATUS
 USED_SECONDS = 0.25  # between two messages that the cluster is used
 FRESH_SECONDS = 1e-3
 TURN_SECONDS = 0.01  # between two looks for a reply, which another thread may receive
+LONGEST_WAIT = 3600.0  # seconds of one wait for messages, which may be asked to have no limit
 KILL_SECONDS = 2.0  # limit for a killed process to end
 SUPERVISOR_LOG = "supervisor.log"
 TAKEN = ("started", "hosts", "host_lost", "waiting", "command_ended", "next_job")
@@ -179,7 +180,7 @@ class SupervisorClient:
             poll = select.poll()
             with suppress(ValueError):  # another thread has closed the connection
                 poll.register(self._socket, select.POLLIN)
-                poll.poll(ceil(timeout * 1000))
+                poll.poll(ceil(min(timeout, LONGEST_WAIT) * 1000))
         with self._lock:
             if self.closed:
                 return False
