@@ -1,8 +1,8 @@
 """A notebook's clusters after its kernel was restarted: one is adopted, the others are ended.
 
-A kernel's restart kills the client, not the cluster: the supervisor keeps it until its idle timeout. Without
-adoption the restarted notebook would start a second cluster, and the first would hold cores, GPUs and perhaps
-a run that no view displays.
+A kernel's restart kills the client, not the cluster: the supervisor keeps it until its orphan timeout.
+Without adoption the restarted notebook would start a second cluster, and the first would hold cores, GPUs and
+perhaps a run that no view displays.
 
 ``%cluster start`` therefore calls `start_or_adopt`. ``cluster.json`` names the owner: host, pid, start time
 of the process (a pid alone may be reused) and notebook (JPY_SESSION_NAME, which survives a restart). A

@@ -93,7 +93,7 @@ class LocalTaskLauncher(EngineLauncher):  # type: ignore[misc]  # ipyparallel ha
             "cluster_id": folder.name,
             "folder": str(folder),
             "connection": connection,
-            "idle_timeout": None,
+            "orphan_timeout": None,
             "timeout": START_TIMEOUT,
             "launcher": spec.name,
             "settings": spec.read_settings({}),

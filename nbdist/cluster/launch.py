@@ -46,7 +46,7 @@ from nbdist.cluster.resources import (
     resources_of,
 )
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
-from nbdist.cluster.supervisor.process import IdleTimeout
+from nbdist.cluster.supervisor.process import OrphanTimeout
 from nbdist.cluster.time_limits import LEAST_UNUSED, SAVE_BEFORE, parse_seconds
 from nbdist.cluster.tunnel import start_through
 from nbdist.errors import (
@@ -208,7 +208,7 @@ def start_cluster(
             report or (lambda line: None), spec, settings, asked,
             {"idle": unused, "save_before": before, "requeue": requeue},
         )  # fmt: skip
-        cluster = start.run(None if detached else IdleTimeout.of(orphan_timeout))
+        cluster = start.run(None if detached else OrphanTimeout.of(orphan_timeout))
     if binding := describe_binding({f"{plan.job}:{plan.index}": plan.environment for plan in start.plans}):
         start.report(binding)
     start.report(f"ready in {time.monotonic() - start.begun:.1f} s")
@@ -299,12 +299,12 @@ class _Startup:
         self.supervisor: SupervisorClient | None = None
         self.client: Any = None
 
-    def run(self, idle_timeout: IdleTimeout | None) -> Cluster:
+    def run(self, orphan_timeout: OrphanTimeout | None) -> Cluster:
         try:
             self.keys.save(self.folder / "keys")
             try:
                 self.supervisor = SupervisorClient.start(
-                    self.folder, self._lock, self._plan(idle_timeout), self._shared_environment()
+                    self.folder, self._lock, self._plan(orphan_timeout), self._shared_environment()
                 )
             finally:
                 os.close(self._lock)  # the supervisor holds it now
@@ -315,23 +315,23 @@ class _Startup:
             roster = self._servers()
             self.supervisor.ask("ready")
             description = self._describe(roster)
-            if idle_timeout is not None:
+            if orphan_timeout is not None:
                 description["owner"] = this_process()
             description["listing"] = write_ipyparallel_files(
                 self.folder, self.supervisor.pids[CONTROLLER], roster
             )
             write_description(self.folder, description)
-            owner = idle_timeout is not None
+            owner = orphan_timeout is not None
             return Cluster(self.folder, roster, self.keys, self.supervisor, self.client, owner)
         except BaseException:
             self._undo()
             raise
 
-    def _plan(self, idle_timeout: IdleTimeout | None) -> dict[str, Any]:
+    def _plan(self, orphan_timeout: OrphanTimeout | None) -> dict[str, Any]:
         return {
             "cluster_id": self.folder.name,
             "folder": str(self.folder),
-            "idle_timeout": None if idle_timeout is None else [idle_timeout.idle, idle_timeout.busy],
+            "orphan_timeout": None if orphan_timeout is None else [orphan_timeout.idle, orphan_timeout.busy],
             "timeout": self.timeout,
             "launcher": self.launcher.name,
             "settings": self.settings,

@@ -1,8 +1,8 @@
 """Limits of time: when runs write a state before their hosts' job ends, how long a cluster may be unused.
 
     save_time(ends, before)                  # handed to each task as `SAVE_AT_VARIABLE`
-    unused = UnusedTimeout(1800.0, now)
-    unused.expired(now, busy)                # the head's supervisor ends the cluster then
+    timeout = IdleTimeout(1800.0, now)
+    timeout.expired(now, busy)                # the head's supervisor ends the cluster then
 
 The head's supervisor knows the time, so both hold when the notebook's kernel has ended. `LIMITS`
 are the settings that ask for them: keywords of `start_cluster`, flags and fields of the sidebar. Pure.
@@ -102,12 +102,12 @@ def save_time(ends: float | None, before: float) -> float | None:
 
 
 @dataclass
-class UnusedTimeout:
+class IdleTimeout:
     """Tells when a cluster has not been used for ``seconds``; None means that it may be unused forever.
 
     - ``used``: when it was used last, by the clock of all calls
 
-    >>> timeout = UnusedTimeout(1800.0, used=0.0)
+    >>> timeout = IdleTimeout(1800.0, used=0.0)
     >>> timeout.expired(1000.0, busy=True), timeout.expired(2799.0, busy=False)
     (False, False)
     >>> timeout.expired(2800.0, busy=False)
@@ -136,7 +136,7 @@ class UnusedTimeout:
     def reason(self) -> str:
         """Why the cluster has ended.
 
-        >>> UnusedTimeout(1800.0, 0.0).reason
+        >>> IdleTimeout(1800.0, 0.0).reason
         'stopped after 30 min without use (--idle)'
         """
         return f"stopped after {describe_seconds(self.seconds or 0.0)} without use (--idle)"

@@ -176,7 +176,7 @@ START_FLAGS = {
         "orphan_timeout",
         float,
         "S",
-        "idle timeout without a client in seconds (default 60; 3600 during a run)",
+        "end the cluster after so many seconds without a client (default 60; 3600 during a run)",
     ),
 }
 TUNNEL = Flag("tunnel", str, "HOST", "the cluster's head is on HOST; all connections to it go through ssh")

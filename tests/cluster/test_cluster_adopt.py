@@ -1,4 +1,4 @@
-"""Clusters without a client: the idle timeout, adoption by a notebook, and the clean-up."""
+"""Clusters without a client: the orphan timeout, adoption by a notebook, and the clean-up."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from nbdist.cluster.folder import (
 )
 from nbdist.cluster.launch import start_cluster
 from nbdist.cluster.supervisor.client import SupervisorClient
-from nbdist.cluster.supervisor.process import CHECK_SECONDS, IdleTimeout
+from nbdist.cluster.supervisor.process import CHECK_SECONDS, OrphanTimeout
 from nbdist.errors import InvalidArgumentError
 
 TIMES = st.lists(st.tuples(st.floats(0, 30), st.booleans(), st.booleans()), max_size=20)
@@ -52,7 +52,7 @@ def test_a_cluster_without_clients_ends_after_its_idle_timeout(
     times: list[tuple[float, bool, bool]], idle: float, busy: float
 ) -> None:
     """Compared with a decision from the whole history."""
-    timeout, now = IdleTimeout(idle, busy), 0.0
+    timeout, now = OrphanTimeout(idle, busy), 0.0
     seen: list[tuple[float, bool, bool]] = []
     for passed, left, works in times:
         now += passed
@@ -68,7 +68,7 @@ def test_a_cluster_without_clients_ends_after_its_idle_timeout(
 
 
 def test_a_detached_cluster_never_ends_by_itself() -> None:
-    timeout = IdleTimeout(None, None)
+    timeout = OrphanTimeout(None, None)
     assert not timeout.expired(0.0, True, False)
     assert not timeout.expired(1e9, True, False)
     assert timeout.next_check(0.0, True) is None

@@ -442,7 +442,7 @@ def test_an_abandoned_cluster_ends_unless_a_client_attaches(start_elsewhere: Sta
     cluster = Cluster.attach(name)
     assert not cluster._supervisor.wait_closed(
         3.5
-    )  # longer than the idle timeout: this client keeps the cluster alive
+    )  # longer than the orphan timeout: this client keeps the cluster alive
     assert cluster.run(os.getpid) == [pid]
     cluster.close()
     cluster._supervisor.close()

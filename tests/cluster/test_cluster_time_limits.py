@@ -10,7 +10,7 @@ import pytest
 import nbdist as nb
 from nbdist.checkpoint.manager import CheckpointManager, Interval
 from nbdist.cluster.next_job import NextJob, next_slots
-from nbdist.cluster.time_limits import UnusedTimeout, parse_seconds
+from nbdist.cluster.time_limits import IdleTimeout, parse_seconds
 from nbdist.errors import InvalidArgumentError
 
 
@@ -21,12 +21,12 @@ def test_what_is_no_time_is_refused_by_name(value: object) -> None:
 
 
 def test_a_cluster_in_use_starts_to_count_at_its_end() -> None:
-    timeout = UnusedTimeout(600.0, used=0.0)
+    timeout = IdleTimeout(600.0, used=0.0)
     assert [timeout.expired(now, busy) for now, busy in ((500, True), (1099, False), (1100, False))] == [
         False, False, True,
     ]  # fmt: skip
-    assert UnusedTimeout(None, 0.0).next_check(1e9) is None
-    assert UnusedTimeout(600.0, 0.0).next_check(0.0) == 10.0
+    assert IdleTimeout(None, 0.0).next_check(1e9) is None
+    assert IdleTimeout(600.0, 0.0).next_check(0.0) == 10.0
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ class SupervisorClient:
             self.wait_closed(KILL_SECONDS)
 
     def close(self) -> None:
-        """Disconnect; the cluster continues until the idle timeout, if this was its last client."""
+        """Disconnect; the cluster continues until the orphan timeout, if this was its last client."""
         with self._lock:
             self._socket.close()
             self.closed = self.left = True

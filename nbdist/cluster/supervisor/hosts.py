@@ -129,7 +129,7 @@ class Hosts:
         host = RemoteHost(name, report, client)
         self.by_name[name] = self.by_connection[client] = host
         self.awaits_job = False
-        self._supervisor.unused.used = time.monotonic()
+        self._supervisor.idle_timeout.used = time.monotonic()
         plan = self._supervisor.plan
         engine = {**self._supervisor.engine_connection, "interface": f"tcp://{report['head']}"}
         self._supervisor.broadcast({"event": "host", **report})

@@ -39,8 +39,8 @@ requests start, signal, measure, ping and stop; its events are exit and busy.
                                         read the end of a pipe), and clients read the end of the stream. The
                                         next client that lists the clusters finds the lock free and removes
                                         the folder and the shared segments.
-    no cell or run uses the cluster     `UnusedTimeout` ends it after ``idle`` seconds, if that was asked for.
-    the last client disconnects         `IdleTimeout` ends the cluster after a time: a minute while it is
+    no cell or run uses the cluster     `IdleTimeout` ends it after ``idle`` seconds, if that was asked for.
+    the last client disconnects         `OrphanTimeout` ends the cluster after a time: a minute while it is
                                         idle, an hour while a run uses it. An observer ("watch" instead of
                                         "status") does not count as a client.
     the starting client dies            The cluster ends at once while ``cluster.json`` does not exist yet:
@@ -75,7 +75,7 @@ from nbdist.cluster.folder import busy_tasks, is_busy, remove_traces, unmark_bus
 from nbdist.cluster.parent import end_with_parent
 from nbdist.cluster.supervisor.hosts import Hosts, gpus_in_use
 from nbdist.cluster.supervisor.usage import UsageProcess
-from nbdist.cluster.time_limits import UnusedTimeout
+from nbdist.cluster.time_limits import IdleTimeout
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS
 
 if TYPE_CHECKING:
@@ -113,8 +113,8 @@ class SupervisorProcess:
         self.engine_connection: dict[str, Any] = {}  # what an engine needs to connect to the controller
         self.exits: dict[int, dict[str, Any]] = {}  # rank -> how it ended
         self.kill_at: float | None = None  # once the cluster ends: when the remaining children are killed
-        self.idle_timeout = IdleTimeout(*plan.get("idle_timeout") or (None, None))
-        self.unused = UnusedTimeout(plan.get("idle"), time.monotonic())
+        self.orphan_timeout = OrphanTimeout(*plan.get("orphan_timeout") or (None, None))
+        self.idle_timeout = IdleTimeout(plan.get("idle"), time.monotonic())
         self.held_ports: list[socket.socket] = []
         self.launcher: Launcher | None = None  # starts the engines; None before the libraries are imported
         self.launcher_spec: LauncherSpec | None = None
@@ -322,7 +322,7 @@ class SupervisorProcess:
         """Answer a request, now or when another host has answered."""
         match request["request"]:
             case "used":
-                self.unused.used = time.monotonic()
+                self.idle_timeout.used = time.monotonic()
             case "signal":
                 self.signal_task(int(request["rank"]), int(request["signum"]), answered)
             case "measure":  # of the head
@@ -336,7 +336,7 @@ class SupervisorProcess:
                 self.plan["tasks"] = [*others, task]
                 self.start_task(task, answered)
             case "replace" | "scale_up" | "scale_down" | "fork" | "commit" | "abort":
-                self.unused.used = time.monotonic()
+                self.idle_timeout.used = time.monotonic()
                 self.changes.answer(request, client, answered)
             case _:
                 answered(self._answer_now(request, client))
@@ -351,7 +351,8 @@ class SupervisorProcess:
                 stopping = self.kill_at is not None
                 hosts = [host.report for host in self.hosts.by_name.values()]
                 now = {"pids": self.pids(), "exits": exits, "stopping": stopping, "tasks": roster}
-                limits: Reply = {"ends": self.hosts.ends, "unused_left": self.unused.left(time.monotonic())}
+                limits: Reply = {"ends": self.hosts.ends}
+                limits |= {"unused_left": self.idle_timeout.left(time.monotonic())}
                 limits |= {"awaits_job": self.hosts.awaits_job, "awaited": self.hosts.awaited()}
                 limits |= {"requeues": self.plan.get("requeue", False)}
                 return {**now, "hosts": hosts, **limits}
@@ -441,10 +442,10 @@ class SupervisorProcess:
     def _next_timeout(self) -> float | None:
         now = time.monotonic()
         kill = None if self.kill_at is None else max(0.0, self.kill_at - now)
-        idle = self.idle_timeout.next_check(now, self._without_client())
+        orphan = self.orphan_timeout.next_check(now, self._without_client())
         busy = None if self.busy is None else CHECK_SECONDS
-        unused = self.unused.next_check(now) if self.kill_at is None else None
-        return min((wait for wait in (kill, idle, busy, unused) if wait is not None), default=None)
+        idle = self.idle_timeout.next_check(now) if self.kill_at is None else None
+        return min((wait for wait in (kill, orphan, busy, idle) if wait is not None), default=None)
 
     def _without_client(self) -> bool:
         return self.clients.keys() <= self.observers and self.kill_at is None
@@ -467,11 +468,11 @@ class SupervisorProcess:
             self._report_busy()
         without_client = self._without_client()
         busy = without_client and is_busy(self.folder)
-        if self.idle_timeout.expired(now, without_client, busy):
+        if self.orphan_timeout.expired(now, without_client, busy):
             self.stop("no client was left")
-        watched = self.unused.seconds is not None and self.kill_at is None
-        if watched and self.unused.expired(now, self._is_used()):
-            self.stop(self.unused.reason)
+        watched = self.idle_timeout.seconds is not None and self.kill_at is None
+        if watched and self.idle_timeout.expired(now, self._is_used()):
+            self.stop(self.idle_timeout.reason)
         if self.kill_at is not None and now >= self.kill_at:
             for pid in list(self.children):
                 send_signal(pid, signal.SIGKILL)
@@ -766,13 +767,13 @@ CHECK_SECONDS = 1.0  # between two checks whether a run still uses a cluster wit
 
 
 @dataclass
-class IdleTimeout:
+class OrphanTimeout:
     """Tells when a cluster without a client ends; ``idle`` and ``busy`` are seconds, None means never.
 
     It ends ``idle`` seconds after it had neither a client nor a run, and ``busy`` seconds after its last
     client in any case.
 
-    >>> timeout = IdleTimeout(idle=60.0, busy=3600.0)
+    >>> timeout = OrphanTimeout(idle=60.0, busy=3600.0)
     >>> timeout.expired(0.0, without_client=True, busy=True)
     False
     >>> timeout.expired(100.0, without_client=True, busy=False)
@@ -789,10 +790,10 @@ class IdleTimeout:
     idle_since: float | None = None
 
     @classmethod
-    def of(cls, seconds: float | None) -> IdleTimeout:
+    def of(cls, seconds: float | None) -> OrphanTimeout:
         """Return the policy for an ``orphan_timeout``: a number is used for both, None is the default.
 
-        >>> IdleTimeout.of(None).busy, IdleTimeout.of(5).busy
+        >>> OrphanTimeout.of(None).busy, OrphanTimeout.of(5).busy
         (3600.0, 5.0)
         """
         return cls(IDLE_SECONDS, BUSY_SECONDS) if seconds is None else cls(float(seconds), float(seconds))
