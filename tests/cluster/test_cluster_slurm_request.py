@@ -11,6 +11,7 @@ from nbdist.cluster.launchers.slurm.request import (
     SETTINGS,
     JobRequest,
     allocation_of,
+    check_nodes_for,
     node_range,
     nodes_to_use,
     submit_command,
@@ -107,3 +108,28 @@ def test_the_nodes_of_an_allocation_that_are_used() -> None:
 
 def test_a_number_of_nodes() -> None:
     assert (node_range(1), node_range("12"), node_range("2-2")) == ((1, 1), (12, 12), (2, 2))
+
+
+PARTITIONS = "small*|3|4\nsmall*|1|8\nlarge|2|64\n"
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (JobRequest(cores=9), "cores=9: no node of partition small has more than 8; ask for 8 at most"),
+        (JobRequest(cores=8, nodes="2-4"), "nodes=2-4, cores=8: partition small has 1 node with so many"),
+        (JobRequest(cores=65, sbatch="-plarge"), "cores=65: no node of this Slurm has more than 64"),
+    ],
+)
+def test_cores_that_no_node_has_are_refused(request_: JobRequest, said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=said):
+        check_nodes_for(request_, PARTITIONS, {})
+
+
+def test_cores_that_some_partition_may_have_are_taken() -> None:
+    check_nodes_for(JobRequest(cores=8, nodes="1-4"), PARTITIONS, {})
+    check_nodes_for(JobRequest(cores=64, template="job.sh"), PARTITIONS, {})
+    check_nodes_for(JobRequest(cores=64), PARTITIONS, {"SBATCH_PARTITION": "large"})
+    check_nodes_for(JobRequest(cores=64, partition="large"), "large|2|64", {})
+    check_nodes_for(JobRequest(cores=64, partition="nowhere"), "", {})
+    check_nodes_for(JobRequest(cores=64), "(null)|x|y\nno news", {})

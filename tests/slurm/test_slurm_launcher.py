@@ -117,6 +117,7 @@ def test_the_end_of_the_command_by_sigkill_ends_the_step_and_the_job(
         (["--partition=nope"], HOST_PROGRAM, "sbatch: Batch job submission failed: Invalid partition name"),
         (["--nodes=4"], HOST_PROGRAM, "will not start: it asks for more nodes than its partition gives"),
         (["--partition=short", "--time=10"], HOST_PROGRAM, "more time than its partition allows"),
+        (["--cores=99"], HOST_PROGRAM, "cores=99: no node of partition debug has more than 4; ask for 4 at"),
         (["--gres=fpga:1"], HOST_PROGRAM, "sbatch: Invalid generic resource (gres) specification"),
         (["--sbatch=--qos high"], HOST_PROGRAM, "write options as --qos=high, not 'high' alone"),
         (["--sbatch=--colour=red"], HOST_PROGRAM, "sbatch: unrecognized option '--colour=red'"),

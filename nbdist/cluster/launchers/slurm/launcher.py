@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from nbdist.cluster.launchers.job import JobLauncher, call
@@ -13,7 +14,9 @@ from nbdist.cluster.launchers.slurm.request import (
     TEMPLATE,
     JobRequest,
     allocation_of,
+    check_nodes_for,
     nodes_to_use,
+    partitions_command,
     submit_command,
 )
 from nbdist.cluster.launchers.slurm.status import JOB_FORMAT, Job, job_fields, parse_job, time_left
@@ -44,6 +47,9 @@ class SlurmLauncher(JobLauncher):
         script = self.request.template
         if script and not Path(script).is_file():
             raise InvalidArgumentError(f"template {script!r} is not a file; --print-template prints one")
+        if self.request.cores:
+            with suppress(UnavailableError):  # sbatch says the same, or is content
+                check_nodes_for(self.request, self._call(*partitions_command(self.request)), self.environment)
         command = submit_command(self.request, script or "-")
         answer = self._call(*command, text="" if script else TEMPLATE)
         number = answer.strip().partition(";")[0]

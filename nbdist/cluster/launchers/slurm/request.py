@@ -93,6 +93,49 @@ def submit_command(request: JobRequest, script: str) -> list[str]:
     ]
 
 
+def partitions_command(request: JobRequest) -> list[str]:
+    """Return the command that prints how many nodes have how many cores, for `check_nodes_for`.
+
+    >>> partitions_command(JobRequest(partition="gpu"))[2:]
+    ['--exact', '--format=%P|%D|%c', '--partition=gpu']
+    """
+    which = f"--partition={request.partition}" if request.partition else "--all"
+    return ["sinfo", "--noheader", "--exact", "--format=%P|%D|%c", which]
+
+
+def check_nodes_for(request: JobRequest, printed: str, environ: Mapping[str, str]) -> None:
+    """Raise InvalidArgumentError if a partition has too few nodes with as many cores as a job asks for.
+
+    Slurm lets such a job wait in the queue, without an end. ``printed`` is what `partitions_command` prints.
+
+    >>> check_nodes_for(JobRequest(cores=8, nodes=2), "debug*|3|4" + chr(10) + "debug*|1|8", {})
+    Traceback (most recent call last):
+    nbdist.errors.InvalidArgumentError: nodes=2, cores=8: partition debug has 1 node with so many
+    """
+    rows = [line.strip().split("|") for line in printed.splitlines() if line.count("|") == 2]
+    elsewhere = request.partition or request.sbatch or request.template or environ.get("SBATCH_PARTITION")
+    if not elsewhere:
+        rows = [row for row in rows if row[0].endswith("*")]  # the default partition
+    nodes = [(int(count), int(cores)) for _, count, cores in rows if count.isdigit() and cores.isdigit()]
+    if not nodes:
+        return
+    where = "partition " + (request.partition or rows[0][0].rstrip("*"))
+    where = where if request.partition or not elsewhere else "this Slurm"
+    smallest, _ = node_range(request.nodes or 1)
+    most = max(cores for _, cores in nodes)
+    enough = sum(count for count, cores in nodes if cores >= request.cores)
+    if not enough:
+        raise InvalidArgumentError(
+            f"cores={request.cores}: no node of {where} has more than {most}; ask for {most} at most, or for "
+            "another partition (sinfo lists them)"
+        )
+    if enough < smallest:
+        raise InvalidArgumentError(
+            f"nodes={request.nodes}, cores={request.cores}: {where} has {enough} node{'s' * (enough > 1)} "
+            "with so many"
+        )
+
+
 def allocation_of(environ: Mapping[str, str], request: JobRequest) -> str:
     """Return the number of the job around this process, "" if there is none.
 
