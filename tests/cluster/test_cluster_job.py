@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from nbdist.cluster.launchers.job import StepOutput, call
-from nbdist.errors import FailedPreconditionError
+from nbdist.errors import FailedPreconditionError, NbdistError
 
 
 def read(*lines: str) -> tuple[StepOutput, list[object]]:
@@ -84,3 +86,24 @@ def test_without_slurm_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(FailedPreconditionError, match=r"there is no squeue on the PATH: .* `module load`"):
         call("squeue")
+
+
+@pytest.mark.parametrize(
+    ("name", "printed", "said"),
+    [
+        ("sbatch", "sbatch: error: Invalid account", "sbatch: Invalid account"),
+        ("qsub", "perl: error: Invalid account", "qsub: perl: Invalid account"),
+        (
+            "qsub",
+            "perl: error: fetch_config: DNS SRV lookup failed\nperl: fatal: no configuration source",
+            "qsub finds no configuration of its batch system on this host ('perl: fetch_config: DNS SRV ",
+        ),
+    ],
+)
+def test_a_command_that_fails_is_named(tmp_path: Path, name: str, printed: str, said: str) -> None:
+    program = tmp_path / name
+    program.write_text(f"#!/bin/sh\necho '{printed}' >&2\nexit 1\n")
+    program.chmod(0o700)
+    with pytest.raises(NbdistError) as caught:
+        call(name, environment={"PATH": f"{tmp_path}:/bin"})
+    assert str(caught.value).startswith(said)

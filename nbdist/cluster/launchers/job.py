@@ -339,9 +339,35 @@ def call(*command: str, environment: Mapping[str, str] = os.environ, text: str =
         printed = done.stderr.strip() or done.stdout  # some wrappers complain there
         lines = [line.strip() for line in printed.splitlines() if line.strip()]
         errors = [line for line in lines if ": error: " in line]
-        said = (errors[-1:] or lines[:1] or [f"exit code {done.returncode}"])[0]
-        raise UnavailableError(said.replace(": error: ", ": "))
+        said = (errors[-1:] or lines[:1] or [f"exit code {done.returncode}"])[0].replace(": error: ", ": ")
+        raise refusal(command[0], said, printed)
     return done.stdout
+
+
+# What the commands of Slurm, PBS, SGE and LSF say on a host that only has their programs.
+NO_CONFIGURATION = re.compile(
+    r"fetch_config|configuration source|(?:slurm|lsf|pbs)\.conf|pbs ?conf|environment variable SGE_ROOT"
+)
+
+
+def refusal(command: str, said: str, printed: str) -> NbdistError:
+    """Return the error of a command of a batch system that has failed.
+
+    ``said`` is the line that names the cause, and ``printed`` is all that it has printed.
+
+    >>> refusal("sbatch", "sbatch: Invalid account", "sbatch: error: Invalid account")
+    UnavailableError('sbatch: Invalid account')
+    >>> why = "perl: fetch_config: DNS SRV lookup failed"
+    >>> str(refusal("qsub", why, why))[:73]
+    "qsub finds no configuration of its batch system on this host ('perl: fetc"
+    """
+    if NO_CONFIGURATION.search(printed):
+        return FailedPreconditionError(
+            f"{command} finds no configuration of its batch system on this host ({said!r}): start from a "
+            "login host of the cluster, or set what names its configuration (SLURM_CONF, PBS_CONF_FILE, "
+            "SGE_ROOT or LSF_ENVDIR)"
+        )
+    return UnavailableError(said if said.startswith(f"{command}: ") else f"{command}: {said}")
 
 
 def become_step() -> None:
