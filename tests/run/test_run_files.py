@@ -308,6 +308,7 @@ class Hosts:
         for spool in self.spools.values():
             spool.mkdir()
         self.hosts, self.dead, self.cut = {0: 0, 1: 0, 2: 1}, set[int](), set[int]()
+        self.cut_off = False
         self.asked: list[tuple[int, str]] = []
 
     def tasks(self) -> list[TaskInfo]:
@@ -363,7 +364,7 @@ def copying(client: Path, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Iter
     made: list[Mirror] = []
 
     def start() -> Mirror:
-        one = Mirror(mark(client), hosts.tasks, hosts.dead_tasks, hosts.peer)
+        one = Mirror(mark(client), hosts.tasks, hosts.dead_tasks, hosts.peer, lambda: hosts.cut_off)
         for rank in (0, 1, 2):
             one.add(rank, shared=False)
         made.append(one)
@@ -418,16 +419,18 @@ def test_what_a_dead_task_has_left_comes_from_another_of_its_host(
     assert not mirror.news
 
 
+@pytest.mark.parametrize("why", ["the process has ended", "this client was cut off from the cluster"])
 def test_what_a_dead_host_has_is_said_to_be_missing(
-    client: Path, hosts: Hosts, copying: Callable[[], Mirror]
+    client: Path, hosts: Hosts, copying: Callable[[], Mirror], why: str
 ) -> None:
     (hosts.spools[1] / "metrics-0002.log").write_bytes(b"abc")
     mirror = copying()
     until(lambda: (client / "metrics-0002.log").exists())
+    hosts.cut_off = "cut off" in why
     hosts.dead.add(2)
     until(mirror.settle)
     (news,) = mirror.news
-    assert re.search(rf"lacks what /job:worker/task:2 wrote .*: the process .*spool/{RUN}", news)
+    assert re.search(rf"lacks what /job:worker/task:2 wrote .*: {why}\..*spool/{RUN}", news)
     mirror.drop()
     assert (hosts.spools[1] / "metrics-0002.log").exists()
 

@@ -183,6 +183,9 @@ class Simulated:
 
     def controller_died(self) -> None: ...
 
+    def is_cut_off(self) -> bool:
+        return False
+
     def peer(self, rank: int) -> Peer:
         engine = self.engines[rank]
         if rank not in self.peers or self.peers[rank].engine is not engine:

@@ -110,6 +110,7 @@ class Mirror:
     - ``place``: the folder of the client
     - ``tasks``, ``dead``: return the tasks of the cluster, and those that have died
     - ``peer``: returns the calling thread's connection to the task of a rank
+    - ``cut_off``: returns whether this client was cut off from the cluster, whose tasks may live
     """
 
     def __init__(
@@ -118,9 +119,10 @@ class Mirror:
         tasks: Callable[[], Sequence[TaskInfo]],
         dead: Callable[[], Sequence[TaskInfo]],
         peer: Callable[[int], Peer],
+        cut_off: Callable[[], bool] = lambda: False,
     ) -> None:
         self.place, self.folder = place, Path(place.root)
-        self._tasks, self._dead, self._peer = tasks, dead, peer
+        self._tasks, self._dead, self._peer, self._cut_off = tasks, dead, peer, cut_off
         self.news: deque[str] = deque()
         """Sentences about what cannot be copied, for the run's output."""
         self.left = 0
@@ -151,7 +153,7 @@ class Mirror:
         def dead() -> list[TaskInfo]:
             return cluster.dead() if cluster.controller_died() is None else cluster.tasks
 
-        return cls(place, lambda: cluster.tasks, dead, cluster.peer)
+        return cls(place, lambda: cluster.tasks, dead, cluster.peer, cluster.is_cut_off)
 
     def add(self, rank: int, under: str = "", shared: bool | None = None) -> Watch:
         """Copy the files of a task from now on, unless it sees the client's folder; return its watch.
@@ -401,7 +403,8 @@ class Mirror:
 
         def ask(kind: str, meta: dict[str, Any], arrays: list[Any]) -> Any:
             if rank in dead:
-                raise NotFoundError("the process has ended")
+                cut_off = "this client was cut off from the cluster"
+                raise NotFoundError(cut_off if self._cut_off() else "the process has ended")
             return self._peer(rank).call(kind, meta, arrays, timeout=seconds)
 
         return ask
