@@ -404,8 +404,7 @@ class Cluster:
         Its keys: ``name`` (in the cluster, as ``node`` of a task; "" for the client's own), ``hostname`` (its
         own), ``address``, ``cores``, ``gpus`` (their names in CUDA), ``tasks`` (their ranks), ``state`` and
         ``ends`` (when its job ends, in seconds since 1970; None if no end is known). A state is "up", "lost",
-        or "absent": the host has not come yet, or it was lost and its tasks are on other hosts. What is not
-        known of such a host is None.
+        or "absent": the host has not come. What is not known of such a host is None.
 
             [(row["name"], row["tasks"]) for row in cluster.hosts()]
             [('a', [0, 1]), ('b', [2, 3])]
@@ -417,8 +416,8 @@ class Cluster:
         if description.tunnel:
             own = {"hostname": description.tunnel, "address": "127.0.0.1", "cores": None}
         own["gpus"] = description.gpus
-        reports = self._supervisor.hosts
-        return host_rows({**reports}, description.slots, tasks, own, self._supervisor.ends)
+        reports, lost = self._supervisor.hosts, self._supervisor.lost_hosts
+        return host_rows({**reports}, description.slots, tasks, own, self._supervisor.ends, {*lost})
 
     def stop(self, timeout: float = STOP_SECONDS, *, force: bool = False) -> None:
         """End every process of the cluster, and remove its files and shared memory. May be called twice.

@@ -9,7 +9,7 @@ by its tasks until they have moved.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from nbdist.cluster.resize import find_task
@@ -27,6 +27,7 @@ def host_rows(
     tasks: Sequence[TaskInfo],
     own: Mapping[str, Any],
     ends: float | None,
+    lost: Collection[str] = (),
 ) -> list[Row]:
     """Return a row for each host.
 
@@ -34,6 +35,7 @@ def host_rows(
     - ``slots``: the names of all hosts that the cluster was started on, none for the client's own alone
     - ``own``: the report of the client's host, whose name is ""
     - ``ends``: when the job of the other hosts ends, in seconds since 1970
+    - ``lost``: the names of hosts that had come, and are there no more; their tasks may be on other hosts now
 
     >>> task = TaskInfo("worker", 0, 0, "7f", 7, "10.0.0.1:80", "CPU:0", 1, node="a")
     >>> report = {"hostname": "gpu1", "address": "10.0.0.1", "cores": 8, "gpus": []}
@@ -46,7 +48,7 @@ def host_rows(
     for name in names:
         ranks = [task.rank for task in tasks if task.node == name]
         report = reports.get(name) if name else own
-        missing = LOST if ranks else ABSENT
+        missing = LOST if ranks or name in lost else ABSENT
         said = report or {}
         rows.append(
             {
@@ -66,16 +68,16 @@ def host_rows(
 def describe_host(row: Row) -> str:
     """Return a host in one line.
 
-    >>> describe_host({"name": "b", "state": "lost"})
-    'host b: lost'
+    >>> describe_host({"name": "b", "state": "lost", "tasks": []})
+    'host b: lost; its tasks are on other hosts'
     >>> describe_host({"name": "b", "state": "up", "address": "10.0.0.2", "cores": 1, "gpus": ["0"]})
     'host b (10.0.0.2): 1 core, 1 GPU'
     """
     name = f"host {row['name']}" if row["name"] else "this host"
     if row["state"] == LOST:
-        return f"{name}: lost"
+        return f"{name}: lost{'' if row['tasks'] else '; its tasks are on other hosts'}"
     if row["state"] == ABSENT:
-        return f"{name}: not there; it has not come yet, or was lost"
+        return f"{name}: has not come"
     cores, gpus = row["cores"], len(row["gpus"])
     parts = [f"{cores} core{'s' * (cores != 1)}", f"{gpus} GPU{'s' * (gpus != 1)}" if gpus else ""]
     return f"{name} ({row['address']}): {', '.join(filter(None, parts))}"

@@ -132,8 +132,8 @@ def test_the_tasks_of_lost_hosts_move_to_another(client: Actor, ssh_hosts: SshHo
     assert "its host host2 was lost: its process is on host1 now" in told
     assert nodes == ["host1"] * 6
     status = client.do(do="status")
-    assert [row["state"] for row in status["hosts"]] == ["up", "absent", "absent"]
-    assert "host host2: not there" in status["text"]
+    assert [row["state"] for row in status["hosts"]] == ["up", "lost", "lost"]
+    assert "host host2: lost; its tasks are on other hosts" in status["text"]
     assert client.do(do="train", strategy="multi_worker", data="service")["error"] is None
     client.do(do="stop")
 
@@ -173,7 +173,7 @@ def test_a_training_goes_on_without_hosts_that_freeze_or_are_not_heard(
     ssh_hosts.hear_again("host2")
     for host in ("host1", "host2"):
         assert until(lambda host=host: not traces(ssh_hosts, host), limit(LOST_SECONDS))
-    assert [row["state"] for row in client.do(do="status")["hosts"]] == ["absent", "absent", "up"]
+    assert [row["state"] for row in client.do(do="status")["hosts"]] == ["lost", "lost", "up"]
     assert client.do(do="run", code="__import__('nbdist').task.info.node") == ["host3"] * 3
     client.do(do="stop")
 

@@ -81,7 +81,7 @@ def test_the_notebook_of_slurm(slurm: SlurmNodes, run_on_login: Callable[..., li
     )
     assert re.search(r"it was replaced after .* s, joined at step \d+ \(restart 1 of 3\)", said)
     assert "120 steps; without a loss 120" in said
-    assert said.count("host n3: not there; it has not come yet, or was lost") == 2
+    assert said.count("host n3: lost; its tasks are on other hosts") == 2
     assert re.search(r"at step \d+, running, on 3 workers", said)
     until(lambda: not slurm.jobs(), describe=slurm.jobs)  # the cluster has given the nodes back
     slurm.run("rm", "-rf", f"{slurm.home}/nbdist/runs")  # what a user keeps, on the login host alone

@@ -50,6 +50,7 @@ class SupervisorClient:
         self.exits: dict[int, dict[str, Any]] = {}  # rank -> how it ended
         self.pids: dict[int, int] = {}
         self.hosts: dict[str, dict[str, Any]] = {}  # the other hosts' reports, by name
+        self.lost_hosts: set[str] = set()  # the names of those that had joined, and are there no more
         self.requeues = False  # whether the hosts' job is submitted again when it is over
         self.awaits_job = False  # whether that was done, and no host of it has joined
         self.ends: float | None = None  # when the hosts' job ends, in seconds since 1970
@@ -120,6 +121,7 @@ class SupervisorClient:
         client.ends, client.awaits_job = status.get("ends"), bool(status.get("awaits_job"))
         client.requeues = bool(status.get("requeues"))
         client.hosts = {one["name"]: one for one in status.get("hosts", ())}
+        client.lost_hosts = set(status.get("lost", ()))
         return client
 
     def ask(self, request: str, timeout: float = 5.0, **entries: Any) -> dict[str, Any]:
@@ -303,6 +305,7 @@ class SupervisorClient:
             case "host":
                 self.awaits_job = False
                 self.hosts[message["name"]] = message
+                self.lost_hosts.discard(message["name"])
             case "hosts":
                 self.ends = message["ends"]
             case "next_job":
@@ -311,6 +314,8 @@ class SupervisorClient:
                 self.awaits_job = False
             case "host_lost":
                 self.hosts.pop(message["name"], None)
+                if not message.get("refused"):
+                    self.lost_hosts.add(message["name"])
             case "forked":
                 self.pids = {int(rank): pid for rank, pid in message["pids"].items()}
             case "roster":

@@ -71,6 +71,8 @@ class RemoteHost:
     measured: float = -math.inf
     measures: bool = False
     """Whether it was asked for it, and has not answered."""
+    refused: bool = False
+    """Whether it cannot have tasks."""
 
 
 class Hosts:
@@ -80,6 +82,7 @@ class Hosts:
         self._supervisor = supervisor
         self.by_name: dict[str, RemoteHost] = {}
         self.by_connection: dict[socket.socket, RemoteHost] = {}
+        self.lost: set[str] = set()  # the names of hosts that had joined, and are there no more
         self.commands: list[Command] = []
         self.plan: dict[str, Any] = {}  # what a host's supervisor has to know, for its standard input
         self.ends: float | None = None  # when the hosts' job ends, in seconds since 1970
@@ -128,6 +131,7 @@ class Hosts:
             return {"error": f"host {name} has joined already, or the cluster is ending"}
         host = RemoteHost(name, report, client)
         self.by_name[name] = self.by_connection[client] = host
+        self.lost.discard(name)
         self.awaits_job = False
         self._supervisor.idle_timeout.used = time.monotonic()
         plan = self._supervisor.plan
@@ -264,7 +268,10 @@ class Hosts:
         why = f"host {host.name} was lost: it has ended, or was cut off from this one"
         for answered in [*host.awaited.values()]:
             answered({"error": why})
-        self._supervisor.broadcast({"event": "host_lost", "name": host.name, "reason": why})
+        if not host.refused:
+            self.lost.add(host.name)
+        lost = {"name": host.name, "reason": why, "refused": host.refused}
+        self._supervisor.broadcast({"event": "host_lost", **lost})
         for rank, pid in host.tasks.items():
             ended = {"rank": rank, "pid": pid, "code": None, "signal": None, "time": time.time(), "log": ""}
             self._supervisor.report_exit(rank, {**ended, "by": why, "host": host.name})

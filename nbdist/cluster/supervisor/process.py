@@ -355,7 +355,7 @@ class SupervisorProcess:
                 limits |= {"unused_left": self.idle_timeout.left(time.monotonic())}
                 limits |= {"awaits_job": self.hosts.awaits_job, "awaited": self.hosts.awaited()}
                 limits |= {"requeues": self.plan.get("requeue", False)}
-                return {**now, "hosts": hosts, **limits}
+                return {**now, "hosts": hosts, "lost": sorted(self.hosts.lost), **limits}
             case "usage":
                 return {"usage": self.hosts.usage()}
             case "host":
@@ -368,6 +368,7 @@ class SupervisorProcess:
             case "refuse_hosts":  # they have joined, and cannot have tasks
                 for name in request["hosts"]:
                     if (host := self.hosts.by_name.get(str(name))) is not None:
+                        host.refused = True
                         self.remove_client(host.connection)
                 return {}
             case "ready":

@@ -295,7 +295,7 @@ def host_items(
     """Return the hosts of a cluster, ready for JSON; none for a cluster on this host, or if it is unknown."""
     if reported is None or not any([description.slots, reported.hosts]):
         return ()
-    rows = host_rows(reported.hosts, description.slots, description.tasks, {}, None)
+    rows = host_rows(reported.hosts, description.slots, description.tasks, {}, None, reported.lost)
     shown = ("name", "address", "cores", "state")
     return tuple(
         {

@@ -57,6 +57,8 @@ class SupervisorStatus:
     """When the job of the other hosts ends, in seconds since 1970."""
     unused_ends: float | None = None
     """When the cluster ends if nothing uses it, in seconds since 1970."""
+    lost: frozenset[str] = frozenset()
+    """The names of hosts that had come, and are there no more."""
 
 
 def parse_status(message: object) -> SupervisorStatus | None:
@@ -79,6 +81,7 @@ def parse_status(message: object) -> SupervisorStatus | None:
         dict(host for one in listed(message.get("hosts"))[:MOST_HOSTS] if (host := parse_host(one))),
         number(message.get("ends")),
         None if left is None else time.time() + left,
+        frozenset(name for one in listed(message.get("lost"))[:MOST_HOSTS] if (name := text(one, LONGEST))),
     )
 
 
