@@ -456,11 +456,24 @@ class Cluster:
     @property
     def requeues(self) -> bool:
         """Whether the job of the hosts is submitted again when it is over (``requeue``)."""
-        return self._supervisor.requeues
+        return self._next_job is not None
 
     def is_between_jobs(self) -> bool:
-        """Return whether tasks are dead that start again on the hosts of a job that was submitted."""
-        return bool(self.dead()) and self._next_job is not None and self._next_job.pending
+        """Return whether tasks are dead that start again on the hosts of the next job (``requeue``).
+
+        It is submitted, or may be: how the last one has ended is known some seconds after its tasks are dead.
+        """
+        if not self.dead() or self._next_job is None or self.controller_died() is not None:
+            return False
+        return self._next_job.pending or bool(self._supervisor.ask("watch").get("between"))
+
+    def check_job(self) -> None:
+        """Raise FailedPreconditionError if the tasks are dead, and the next job of their hosts is awaited."""
+        if self.is_between_jobs():
+            raise FailedPreconditionError(
+                f"cluster {self.id} waits for the next job of its hosts, on which its tasks start again: "
+                "wait for that, or end the cluster with %cluster stop"
+            )
 
     def follow_jobs(self, report: Callable[[str], object]) -> None:
         """Start the tasks again on the hosts of each job that follows (``requeue``); `report` takes why."""

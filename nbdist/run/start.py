@@ -385,7 +385,7 @@ def connection_of(cluster: Cluster) -> dict[str, Any]:
 def check_alive(cluster: Cluster, tasks: Sequence[TaskInfo]) -> None:
     """Raise TaskDiedError unless the tasks that a run needs are alive.
 
-    Raises FailedPreconditionError if a run that is under way handles the death.
+    Raises FailedPreconditionError if a run that is under way handles the death, or the next job does.
     """
     needed = {info.rank for info in tasks}
     cluster.check_running()
@@ -398,6 +398,7 @@ def check_alive(cluster: Cluster, tasks: Sequence[TaskInfo]) -> None:
                     f"{info.name} (pid {info.pid}) has died, and run {run}, which is under way on cluster "
                     f"{cluster.id}, handles that: wait for its end with nb.attach({run!r}).wait(), or stop it"
                 )
+            cluster.check_job()
             raise TaskDiedError(
                 f"{info.name} (pid {info.pid}) of cluster {cluster.id} has died. {remedy(info, dead)}"
             )
@@ -479,8 +480,12 @@ def resume_run(
             f"%%distribute --resume {run_id} and more epochs"
         )
     recorded = read_body(run_folder(run_id))
-    take_continuation(run_folder(run_id))
+    was_continued = (run_folder(run_id) / CONTINUED).exists()
     cluster = cluster or cluster_for(record, report, detached)
+    if not take_continuation(run_folder(run_id)) and not was_continued:
+        raise FailedPreconditionError(
+            f"run {run_id} was continued while this waited for its cluster: nb.runs() lists the new run"
+        )
     if cluster.dead():
         cluster.restart(report=report)
     return start_run(
@@ -504,10 +509,7 @@ def cluster_for(record: RunFile, report: Callable[[str], object] = print, detach
     """Return a cluster to continue a run on: this process's, the run's own, or a new one of the same size."""
     with suppress(NotFoundError):
         current = Cluster.current()
-        if current.is_between_jobs():
-            report(f"run {record.id} waits for the job of cluster {current.id}")
-            while current.is_between_jobs():
-                time.sleep(LOOK_SECONDS)
+        await_job(current, record.id, report)
         ended = current.controller_died()
         if not ended and len(current.dead()) < len(current.tasks):
             return current
@@ -519,6 +521,7 @@ def cluster_for(record: RunFile, report: Callable[[str], object] = print, detach
         with suppress(NbdistError):  # it runs other versions, or ends at this moment
             found = Cluster.attach(str(name))
             if any(info.incarnation in known for info in found.tasks):
+                await_job(found, record.id, report)
                 return found
             found.close()
     left = None if detached else adopt(None, report)
@@ -528,6 +531,17 @@ def cluster_for(record: RunFile, report: Callable[[str], object] = print, detach
     servers = sum(info.job == "ps" for info in members)
     report(f"starting a cluster like that of run {record.id}, with {workers} workers and {servers} ps")
     return start_cluster(workers=workers, ps=servers, detached=detached, report=report)
+
+
+def await_job(cluster: Cluster, run: str, report: Callable[[str], object]) -> None:
+    """Wait until the tasks of a cluster have started on the hosts of the next job, if that is awaited."""
+    if cluster.is_between_jobs():
+        report(
+            f"run {run} waits for the next job of cluster {cluster.id}; interrupt this to do something else, "
+            "%cluster stop ends the cluster"
+        )
+    while cluster.is_between_jobs():
+        time.sleep(LOOK_SECONDS)
 
 
 def continue_after(cluster: Cluster, run: Run) -> None:

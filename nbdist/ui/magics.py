@@ -200,6 +200,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
             running = Cluster.current()
         except NotFoundError:
             return start_or_adopt(**options)
+        running.check_job()
         if len(running.dead()) == len(running.tasks) or running.controller_died():
             print(
                 f"cluster {running.id} has ended: {running.controller_died() or 'all of its tasks have died'}"

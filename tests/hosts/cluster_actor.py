@@ -115,16 +115,26 @@ def background(epochs: int) -> str:
 
 
 BODY = """
+import os, threading
+
+def paced(x, y):
+    if os.environ.get("SLURM_JOB_ID") == {slow_in!r}:
+        threading.Event().wait(0.03)
+    return x, y
+
 x, y, *_ = nb.data.digits()
 model = nb.nn.Sequential([nb.nn.Flatten(), nb.nn.Dense(10, activation="softmax")])
 model.compile("adam", "sparse_categorical_crossentropy")
-model.fit(nb.data.Dataset.from_arrays(x, y).batch(8), epochs={epochs})
+model.fit(nb.data.Dataset.from_arrays(x, y).batch(8).map(paced), epochs={epochs})
 """
 
 
-def cell(epochs: int, on: str | None = None) -> str:
-    """Begin a training in the background, as a cell that can be resumed; return its run's id."""
-    body = BODY.format(epochs=epochs)
+def cell(epochs: int, on: str | None = None, slow_in: str = "") -> str:
+    """Begin a training in the background, as a cell that can be resumed; return its run's id.
+
+    In the job ``slow_in`` each step takes 30 ms or more.
+    """
+    body = BODY.format(epochs=epochs, slow_in=slow_in)
     return nb.launch(body, strategy="multi_worker", on=on, seed=3, background=True).id
 
 
@@ -200,6 +210,19 @@ def next_run(run: str, seconds: float = 20.0) -> dict[str, Any]:
     steps = {"steps": continued.global_step, "resumed": continued.tally.resumed_steps}
     steps["loss"] = continued.last_epoch(0)["loss"]
     return {"nodes": nodes(Cluster.current()), "error": error, **steps, "phases": phases}
+
+
+def between_jobs(seconds: float = 20.0) -> list[str]:
+    """Wait until the tasks are dead; return what a start and a restart by hand are refused with."""
+    cluster = Cluster.current()
+    dead([info.rank for info in cluster.tasks], seconds)
+    refused = []
+    for change in (cluster.check_job, cluster.restart):
+        try:
+            change()
+        except nb.errors.FailedPreconditionError as error:
+            refused.append(str(error))
+    return refused
 
 
 def finish() -> dict[str, Any]:
@@ -312,7 +335,7 @@ def stop() -> float:
 
 ORDERS = (
     *(start, reports, heard, run, chdir, train, background, read, attach, finish, kill, dead, restart),
-    *(state_of, loss_of, next_run, cell, tunnel, break_tunnel, halt, fetch),
+    *(state_of, loss_of, next_run, between_jobs, cell, tunnel, break_tunnel, halt, fetch),
     *(grow, grown, shrink, keys, kill_supervisor, rest, status, seconds_left, stop),
 )
 serve({one.__name__: one for one in ORDERS})

@@ -229,8 +229,9 @@ def test_a_run_beside_one_whose_task_has_died() -> None:
     """Another run under way handles the death: to restart the task by hand would be in its way."""
     workers = [task("worker", 0), task("worker", 1)]
     cluster: Any = SimpleNamespace(
-        id="c", tasks=workers, active_runs={"a_run"}, check_running=lambda: None, dead=lambda: workers[1:]
-    )
+        id="c", tasks=workers, active_runs={"a_run"}, check_running=lambda: None, dead=lambda: workers[1:],
+        check_job=lambda: None,
+    )  # fmt: skip
     check_alive(cluster, workers[:1])
     with pytest.raises(
         FailedPreconditionError, match=r"has died, and run a_run.*attach\('a_run'\)\.wait\(\)"

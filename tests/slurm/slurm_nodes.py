@@ -62,6 +62,8 @@ SlurmdTimeout=4
 MessageTimeout=2
 KillWait=2
 ReturnToService=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 GresTypes=gpu
 NodeName={nodes} CPUs={cores} RealMemory=4000 Gres=gpu:{gpus}
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE

@@ -73,6 +73,44 @@ def test_all_runs_continue_in_the_job_that_follows_a_failed_one(client: Actor, s
         subprocess.run([*slurm.inside(node), "rm", "-rf", f"{slurm.home}/nbdist/spool"], check=True)
 
 
+@pytest.fixture
+def urgent(slurm: SlurmNodes) -> Iterator[str]:
+    """A partition whose jobs preempt those of the others."""
+    slurm.run("scontrol", "create", "PartitionName=urgent", "Nodes=ALL", "PriorityTier=10")
+    yield "urgent"
+    slurm.run("scontrol", "delete", "PartitionName=urgent")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("time", "save_before"), [("1", "45s"), ("10", "595s")], ids=["limit", "preempted"])
+def test_a_run_on_two_hosts_goes_through_a_requeue_as_if_undisturbed(
+    client: Actor, slurm: SlurmNodes, urgent: str, time: str, save_before: str
+) -> None:
+    client.do(do="start", launcher="slurm", nodes=2, time=time, save_before=save_before, requeue=True)
+    (job,) = slurm.jobs()
+    run = client.do(do="cell", epochs=20, slow_in=job)
+    (state,) = client.do(do="state_of", run=run)
+    if time != "1":  # else Slurm ends the job, 60 to 90 s after its start
+        options = ("--exclusive", "--time=1", "--output=/dev/null", "--wrap=sleep 8")
+        slurm.run("sbatch", f"--partition={urgent}", "--nodes=3", *options)
+    why = "reached its time limit of 0:01:00" if time == "1" else "was preempted by a job with precedence"
+    client.ask(do="between_jobs", seconds=100)
+    started, restarted = client.answer(120)
+    assert "waits for the next job of its hosts, on which its tasks start again: wait for that, or" in started
+    assert "it starts again on the hosts of the next job: wait for that, or" in restarted
+    found = client.do(do="next_run", run=run, seconds=70)
+    assert found.get("error", "") is None, found
+    assert f"job {job} {why}; another one is submitted" in found["phases"]
+    assert found["steps"] == 20 * STEPS
+    assert found["resumed"] == int(state.split("-")[2].split(".")[0])
+    whole = client.do(do="cell", epochs=20)
+    assert found["loss"] == pytest.approx(client.do(do="loss_of", run=whole), rel=1e-6)
+    assert client.do(do="stop") < limit(5)
+    for node in ("n1", "n2"):  # what tasks that were killed have left
+        subprocess.run([*slurm.inside(node), "rm", "-rf", f"{slurm.home}/nbdist/spool"], check=True)
+
+
 def test_a_job_that_is_refused_or_ends_is_one_sentence(client: Actor, slurm: SlurmNodes) -> None:
     error, text = client.do(do="start", launcher="slurm", nodes=3, partition="nowhere")
     assert error == "UnavailableError"

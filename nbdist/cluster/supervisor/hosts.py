@@ -73,6 +73,8 @@ class RemoteHost:
     """Whether it was asked for it, and has not answered."""
     refused: bool = False
     """Whether it cannot have tasks."""
+    ending: bool = False
+    """Whether it ends its tasks and itself, as at the end of its job."""
 
 
 class Hosts:
@@ -147,6 +149,8 @@ class Hosts:
                 answered(message)
             return
         match message.get("event"):
+            case "stopping":
+                host.ending = True
             case "exit":
                 rank, pid = int(message["rank"]), int(message["pid"])
                 if host.tasks.get(rank) == pid:
@@ -221,9 +225,15 @@ class Hosts:
         if not lost or self._has_place(lost, environment["CUDA_VISIBLE_DEVICES"] if had_gpu else None):
             return ""
         versions = self._supervisor.plan["versions"]
-        usable = [host for host in self.by_name.values() if host.report["versions"] == versions]
+        up = [host for host in self.by_name.values() if not host.ending]
+        usable = [host for host in up if host.report["versions"] == versions]
         places = [host for host in usable if host.report["gpus"] or not had_gpu]
         on_host = Counter(one.get("host", "") for one in tasks)
+        if not places and self.between_jobs:
+            raise LookupError(
+                f"its host {lost} was lost, and it starts again on the hosts of the next job: wait for that, "
+                "or end the cluster with %cluster stop"
+            )
         if not places:
             raise LookupError(
                 f"its host {lost} was lost, and no other host{' with a GPU' if had_gpu else ''} is left: "
@@ -249,7 +259,7 @@ class Hosts:
     def _has_place(self, name: str, gpu: str | None) -> bool:
         """Return whether a host is there, and still has a GPU: another job may have others of it."""
         host = self.by_name.get(name)
-        return host is not None and (gpu is None or gpu in host.report["gpus"])
+        return host is not None and not host.ending and (gpu is None or gpu in host.report["gpus"])
 
     def find(self, rank: int) -> RemoteHost | None:
         """Return the host on which the task of a rank lives; None for one of the head, or none."""
@@ -326,6 +336,12 @@ class Hosts:
         for event in ("next_job", "waiting"):
             self._supervisor.broadcast({"event": event, **said})
         self.bring_up(hosts)
+
+    @property
+    def between_jobs(self) -> bool:
+        """Whether no host is left, and another job is submitted, or may be when the last one has ended."""
+        ended = all(host.ending for host in self.by_name.values())
+        return bool(self._supervisor.plan.get("requeue") and self.commands and ended)
 
     @property
     def ended(self) -> bool:

@@ -354,7 +354,7 @@ class SupervisorProcess:
                 limits: Reply = {"ends": self.hosts.ends}
                 limits |= {"unused_left": self.idle_timeout.left(time.monotonic())}
                 limits |= {"awaits_job": self.hosts.awaits_job, "awaited": self.hosts.awaited()}
-                limits |= {"requeues": self.plan.get("requeue", False)}
+                limits |= {"requeues": self.plan.get("requeue", False), "between": self.hosts.between_jobs}
                 return {**now, "hosts": hosts, "lost": sorted(self.hosts.lost), **limits}
             case "usage":
                 return {"usage": self.hosts.usage()}
