@@ -24,6 +24,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -33,11 +34,14 @@ from typing import TYPE_CHECKING, Any
 from nbdist import errors
 from nbdist.cluster.description import write_description
 from nbdist.cluster.folder import claim, living, mark_busy, remove_traces, unmark_busy, write_json
-from nbdist.cluster.hosts import shell_word, ssh_command, why_ssh_ended
+from nbdist.cluster.hosts import read_hosts, shell_word, ssh_command, why_ssh_ended
 from nbdist.cluster.hub import check_versions
+from nbdist.cluster.launchers.registry import all_settings
+from nbdist.cluster.supervisor.client import SupervisorClient
 from nbdist.cluster.supervisor.process import SOCKET
 from nbdist.errors import InvalidArgumentError, NbdistError, UnavailableError
 from nbdist.wire.keys import ClusterKeys
+from nbdist.wire.proxy import check_proxy
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
 Report = Callable[[str], object]
 OWN_PORT = "127.0.0.1"
 LONGEST_LINE = 1 << 24  # bytes: a description with 4,096 tasks has some 2 MB
+ANSWER_SECONDS = 30.0  # for the other end to find a cluster, and for its connections to open
+LONGEST_SAID = 4000  # bytes of what ssh prints, its last ones
 LONGEST_SOCKET = 100  # bytes of a Unix socket's path that all systems take; the other end links a longer one
 MODULE = "nbdist.cluster.tunnel_end"
 # ssh notices within 45 s that the network fails. A connection that the user's other sessions share could not
@@ -79,6 +85,7 @@ def start_through(
         flag = f"--{refused.replace('_', '-')}"
         raise InvalidArgumentError(f"{flag} does not go with --tunnel: {HERE_ONLY[refused]}")
     python = given.pop("python", None)
+    _look_for_files(host, given)
     for name, value in given.items():
         try:
             json.dumps(value)
@@ -94,6 +101,19 @@ def start_through(
             f"cluster {found['id']} runs on {host}, and cannot be used from here: {error}; stop it there "
             "with %cluster attach and %cluster stop"
         ) from error
+
+
+def _look_for_files(host: str, given: dict[str, Any]) -> None:
+    """Put the hosts of a file in its place; refuse other files here, which the head would look for."""
+    if given.get("hosts"):
+        given["hosts"] = [str(one) for one in read_hosts(given["hosts"])]
+    for setting in (setting for setting, _ in all_settings().values() if setting.names_file):
+        path = Path(str(given.get(setting.name, "")))
+        if path.parts and not path.is_absolute() and path.is_file():
+            raise InvalidArgumentError(
+                f"{setting.flag} {path}: with --tunnel the head reads this file, on {host}: copy it there, "
+                f"and give its whole path there, such as /home/ann/{path.name}"
+            )
 
 
 def lead_to(host: str, name: str | None = None, python: str | None = None) -> str:
@@ -139,11 +159,9 @@ class Tunnel(threading.Thread):
                 there = f"{link}/folder/{SOCKET}"
             forward = ("-o", "ExitOnForwardFailure=yes", "-D", self._proxy, "-L", f"./{SOCKET}:{there}")
             names = (found["id"], *([link] if link else []))
-            self._ssh = _ssh(self._host, self._python, ("watch", *names), forward, self._folder)
-            assert self._ssh.stdout is not None
-            if not (line := self._ssh.stdout.readline(LONGEST_LINE)):
-                raise _ended(self._host, self._ssh)
-            self._take(json.loads(line))
+            self._ssh = _Ssh(self._host, self._python, ("watch", *names), forward, self._folder)
+            self._take(_parsed(self._host, self._ssh.answer(ANSWER_SECONDS)))
+            self._check_forwarding(found["connection"])
         except BaseException:
             self._end()
             raise
@@ -151,11 +169,24 @@ class Tunnel(threading.Thread):
 
     def run(self) -> None:
         """Take in what changes, until the cluster has ended or the connection is broken."""
-        assert self._ssh.stdout is not None
         while line := self._ssh.stdout.readline(LONGEST_LINE):
             with suppress(OSError, ValueError):  # the cluster was stopped here
                 self._take(json.loads(line))
         self._end()
+
+    def _check_forwarding(self, connection: Mapping[str, Any]) -> None:
+        """Raise UnavailableError with what ssh says if it does not carry connections to the head."""
+        try:
+            SupervisorClient.connect(self._folder, observe=True).close()
+            head = str(connection["interface"]).removeprefix("tcp://")
+            check_proxy(self._proxy, head, int(connection["registration"]), ANSWER_SECONDS)
+        except (OSError, NbdistError) as error:
+            said = self._ssh.said() or str(error)
+            raise UnavailableError(
+                f"host {self._host}: the tunnel to it carries no connections ({said!r}): have its sshd allow "
+                "them (AllowTcpForwarding yes, AllowStreamLocalForwarding yes, DisableForwarding no), or "
+                f"start the cluster in a notebook on {self._host}"
+            ) from None
 
     def _take(self, state: Mapping[str, Any]) -> None:
         tunnel = {"host": self._host, "proxy": self._proxy}
@@ -169,8 +200,7 @@ class Tunnel(threading.Thread):
 
     def _end(self) -> None:
         if (ssh := getattr(self, "_ssh", None)) is not None:
-            ssh.terminate()
-            ssh.wait()
+            ssh.end()
         remove_traces(self._folder, self._folder.name)
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         os.close(self._lock)
@@ -185,15 +215,12 @@ def _ask(
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return what the other end says of a cluster; raises the error that it has met."""
-    ssh = _ssh(host, python, (verb, *([name] if name else [])))
-    assert ssh.stdin is not None
-    assert ssh.stdout is not None
+    ssh = _Ssh(host, python, (verb, *([name] if name else [])))
     try:
         if options is not None:
-            with suppress(BrokenPipeError):  # why it has ended is told below
-                ssh.stdin.write(json.dumps(options).encode() + b"\n")
-                ssh.stdin.flush()
-        while line := ssh.stdout.readline(LONGEST_LINE):
+            ssh.write(json.dumps(options).encode() + b"\n")
+        # A start may wait in the queue of a batch system, and says so; an interrupt ends it.
+        while line := ssh.answer(None if options is not None else ANSWER_SECONDS):
             said = _parsed(host, line)
             if "report" in said:
                 report(str(said["report"]))
@@ -204,9 +231,9 @@ def _ask(
                 raise (found if proper else UnavailableError)(f"on {host}: {text}")
             else:
                 return said
-        raise _ended(host, ssh)
+        raise AssertionError("an ssh without an answer has raised")
     finally:  # an interrupt, too, ends a start there: its input ends
-        ssh.communicate()  # what a shell still prints must not keep it
+        ssh.close()
 
 
 def _parsed(host: str, line: bytes) -> dict[str, Any]:
@@ -219,29 +246,80 @@ def _parsed(host: str, line: bytes) -> dict[str, Any]:
     )
 
 
-def _ssh(
-    host: str,
-    python: str | None,
-    words: Sequence[str],
-    forward: tuple[str, ...] = (),
-    folder: Path | None = None,
-) -> subprocess.Popen[bytes]:
-    words = ("-m", MODULE, *words)
-    command = f"exec {shell_word(python or sys.executable)} {shlex.join(words)}"
-    errors_at = subprocess.PIPE if not forward else subprocess.DEVNULL
-    return subprocess.Popen(
-        ssh_command(host, command, options=(*OPTIONS, *forward)),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors_at,
-        cwd=folder,
-        start_new_session=True,  # the notebook's interrupt must not reach it
-    )
+class _Ssh:
+    """An ssh that runs the other end of a tunnel; what it prints to its standard error is kept."""
 
+    def __init__(
+        self,
+        host: str,
+        python: str | None,
+        words: Sequence[str],
+        forward: tuple[str, ...] = (),
+        folder: Path | None = None,
+    ) -> None:
+        self._host = host
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        command = f"exec {shell_word(python or sys.executable)} {shlex.join(('-m', MODULE, *words))}"
+        self._process = subprocess.Popen(
+            ssh_command(host, command, options=(*OPTIONS, *forward)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            cwd=folder,
+            start_new_session=True,  # the notebook's interrupt must not reach it
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self.stdout = self._process.stdin, self._process.stdout
 
-def _ended(host: str, ssh: subprocess.Popen[bytes]) -> UnavailableError:
-    said = ssh.stderr.read().decode(errors="replace") if ssh.stderr is not None else ""
-    return UnavailableError(why_ssh_ended(host, ssh.wait(), said))
+    def write(self, line: bytes) -> None:
+        """Write to the other end's input."""
+        with suppress(BrokenPipeError):  # `answer` says why it has ended
+            self._stdin.write(line)
+            self._stdin.flush()
+
+    def answer(self, seconds: float | None) -> bytes:
+        """Return the next line of the other end; UnavailableError if it ends, or writes none in time.
+
+        ``seconds`` is the limit, None for none.
+        """
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = threading.Timer(seconds or 0.0, end)
+        if seconds is not None:
+            timer.start()
+        try:
+            line = self.stdout.readline(LONGEST_LINE)
+        finally:
+            timer.cancel()
+        if line and not late.is_set():
+            return line
+        status = self._process.wait()
+        raise UnavailableError(why_ssh_ended(self._host, None if late.is_set() else status, self._read()))
+
+    def said(self) -> str:
+        """Return the last line of what ssh has printed to its standard error."""
+        lines = [line.strip() for line in self._read().splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+    def end(self) -> None:
+        """End it."""
+        self._process.terminate()
+        self.close()
+
+    def close(self) -> None:
+        """Wait for its end: its input ends. What a shell still prints must not keep it."""
+        self._process.communicate()
+        self._errors.close()
+
+    def _read(self) -> str:
+        descriptor = self._errors.fileno()  # ssh writes where the file's own position is: leave that
+        begin = max(0, os.fstat(descriptor).st_size - LONGEST_SAID)
+        return os.pread(descriptor, LONGEST_SAID, begin).decode(errors="replace")
 
 
 def _free_port() -> int:

@@ -36,3 +36,19 @@ def use_proxy(target: zmq.Context[zmq.Socket[bytes]] | zmq.Socket[bytes], proxy:
 def keep_open(one: zmq.Context[zmq.Socket[bytes]] | zmq.Socket[bytes]) -> None:
     """Keep a socket or context that has a proxy, and may not have connected, until the process ends."""
     _open.append(one)
+
+
+def check_proxy(proxy: str, host: str, port: int, seconds: float) -> None:
+    """Raise OSError if a SOCKS proxy (HOST:PORT) does not lead to a server of ZeroMQ, which speaks first.
+
+    A proxy of ssh accepts each connection, and ends it when the other side does not take it.
+    """
+    at, _, number = proxy.rpartition(":")
+    with socket.create_connection((at, int(number)), PROXY_SECONDS) as one, one.makefile("rb") as answers:
+        one.settimeout(seconds)
+        one.sendall(b"\x05\x01\x00")  # version 5, one method: no authentication
+        name = host.encode()
+        one.sendall(b"\x05\x01\x00\x03" + bytes([len(name)]) + name + port.to_bytes(2, "big"))
+        method, reply = answers.read(2), answers.read(10)  # ssh replies with an IPv4 address
+        if method != b"\x05\x00" or reply[:2] != b"\x05\x00" or not answers.read(1):
+            raise ConnectionRefusedError(f"the proxy {proxy} does not reach {host}:{port}")

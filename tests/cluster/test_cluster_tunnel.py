@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ import pytest
 
 from nbdist.cluster import tunnel
 from nbdist.cluster.cluster import Cluster
+from nbdist.cluster.folder import living
+from nbdist.cluster.hub import own_versions
 from nbdist.errors import InvalidArgumentError, UnavailableError
+from nbdist.wire.keys import ClusterKeys
 
 
 @pytest.fixture
@@ -44,6 +48,27 @@ echo "$line" | sed 's/"/\\\\"/g; s/.*/{"error": ["InvalidArgumentError", "&"]}/'
     assert str(raised.value) == f'on login1: {{"{name}": 0}}'
 
 
+def test_files_are_read_where_the_user_means_them(
+    ssh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ssh.write_text("""#!/bin/sh
+read -r line
+echo "$line" | sed 's/"/\\\\"/g; s/.*/{"error": ["InvalidArgumentError", "&"]}/'
+""")
+    Path("nodes").write_text("a slots=2\nuser@b\n")
+    with pytest.raises(InvalidArgumentError, match=r'on login1: {"hosts": \["a:2", "user@b"\]}'):
+        tunnel.start_through("login1", {"hosts": "@nodes"}, lines, never)
+    with pytest.raises(InvalidArgumentError, match=r'on login1: {"template": "/shared/job.sh"}'):
+        tunnel.start_through("login1", {"template": "/shared/job.sh"}, lines, never)
+    Path("job.sh").touch()
+    for name in ("template", "batch_template", "pod_template"):
+        with pytest.raises(
+            InvalidArgumentError, match=r"job[.]sh: with --tunnel the head reads this file, on lo"
+        ):
+            tunnel.start_through("login1", {name: "job.sh"}, lines, never)
+
+
 def test_a_zero_is_refused_where_the_option_cannot_be_had() -> None:
     with pytest.raises(InvalidArgumentError, match="--orphan-timeout does not go with --tunnel"):
         tunnel.start_through("login1", {"orphan_timeout": 0.0}, lines, never)
@@ -53,3 +78,25 @@ def test_a_shell_that_prints_without_end_is_a_sentence(ssh: Path) -> None:
     ssh.write_text("#!/bin/sh\nhead -c 300000 /dev/zero | tr '\\\\0' '\\\\n'\n")
     with pytest.raises(UnavailableError, match="have its shell's startup files print nothing"):
         tunnel.lead_to("login1")
+
+
+def test_another_end_that_does_not_answer_is_not_awaited(ssh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tunnel, "ANSWER_SECONDS", 0.1)
+    ssh.write_text("#!/bin/sh\nexec sleep 60\n")
+    with pytest.raises(UnavailableError, match="host login1: it did not answer within the limit"):
+        tunnel.lead_to("login1")
+    found = {"id": "far", "versions": own_versions(), "keys": ClusterKeys.create().to_dict()}
+    found |= {"connection": {}, "description": {}, "busy": {}, "socket": "/far/supervisor.sock"}
+    with pytest.raises(UnavailableError, match="host login1: it did not answer within the limit"):
+        tunnel.open_tunnel("login1", None, found)
+    assert not living()
+
+
+def test_ssh_says_why_a_tunnel_carries_nothing(ssh: Path) -> None:
+    state = {"description": {}, "busy": {}}
+    ssh.write_text(f"#!/bin/sh\necho 'channel 2: prohibited' >&2\necho '{json.dumps(state)}'\nexec cat\n")
+    found = {"id": "far", "versions": own_versions(), "keys": ClusterKeys.create().to_dict()}
+    found |= {"connection": {}, **state, "socket": "/far/supervisor.sock"}
+    with pytest.raises(UnavailableError, match=r"carries no connections \('channel 2: prohibited'\): have"):
+        tunnel.open_tunnel("login1", None, found)
+    assert not living()

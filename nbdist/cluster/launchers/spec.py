@@ -137,6 +137,11 @@ class LauncherSetting:
         """Its flag, such as "--host-file"."""
         return f"--{self.name.replace('_', '-')}"
 
+    @property
+    def names_file(self) -> bool:
+        """Whether its value is, or may be, the path of a file, which the head's host reads."""
+        return "FILE" in self.shows.split("|")
+
 
 def command_of(name: str, settings: Sequence[LauncherSetting], values: Mapping[str, Any]) -> list[str]:
     """Return the command of a launcher, with the values of its settings that are not the defaults.
