@@ -55,6 +55,8 @@ class NextJob(threading.Thread):
         first: float | None = None  # when the first host of the next job was seen
         while not self._supervisor.closed:
             self._supervisor.ended()  # takes in what has arrived
+            if self._supervisor.stopping:  # its commands end with it
+                return
             if self._supervisor.take("next_job") or (self._over is None and self._supervisor.awaits_job):
                 self._over, first = time.time(), None
             if self._over is not None:

@@ -217,6 +217,8 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         print(repr(cluster))
         limits = (cluster.saves_at, cluster.unused_left())
         print(status_text(cluster.status(), cluster.hosts(), time.time(), *limits))
+        if cluster.is_between_jobs():
+            print("its tasks start again on the hosts of the next job, which is awaited")
 
     def _attach(self, line: str) -> Cluster:
         names, options = parse(line, ATTACH_FLAGS, "%cluster attach", most=1)

@@ -67,7 +67,7 @@ def test_a_task_that_dies_during_a_job_waits_for_no_other_one() -> None:
 
 
 def test_the_run_continues_whichever_client_has_started_the_tasks() -> None:
-    supervisor = Mock(awaits_job=False, hosts={"n1": {}}, closed=False)
+    supervisor = Mock(awaits_job=False, hosts={"n1": {}}, closed=False, stopping="")
     supervisor.take.side_effect = lambda event: [{}] if event == "next_job" else []
     supervisor.ask.return_value = {"awaited": []}
     continued = []
