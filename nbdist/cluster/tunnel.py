@@ -19,6 +19,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import secrets
 import shlex
 import socket
@@ -52,6 +53,7 @@ LONGEST_LINE = 1 << 24  # bytes: a description with 4,096 tasks has some 2 MB
 ANSWER_SECONDS = 30.0  # for the other end to find a cluster, and for its connections to open
 LONGEST_SAID = 4000  # bytes of what ssh prints, its last ones
 LONGEST_SOCKET = 100  # bytes of a Unix socket's path that all systems take; the other end links a longer one
+REFUSED = re.compile(r"^.*(?:channel \d+|[Ff]orward).*$", re.MULTILINE)
 MODULE = "nbdist.cluster.tunnel_end"
 # ssh notices within 45 s that the network fails. A connection that the user's other sessions share could not
 # be closed without them.
@@ -181,11 +183,15 @@ class Tunnel(threading.Thread):
             head = str(connection["interface"]).removeprefix("tcp://")
             check_proxy(self._proxy, head, int(connection["registration"]), ANSWER_SECONDS)
         except (OSError, NbdistError) as error:
-            said = self._ssh.said() or str(error)
+            why = f"{error}; look at the host's load, and try again"
+            if said := self._ssh.refusal():
+                why = (
+                    f"ssh says {said!r}; have its sshd allow them (AllowTcpForwarding yes, "
+                    "AllowStreamLocalForwarding yes, DisableForwarding no), or start the cluster in a "
+                    f"notebook on {self._host}"
+                )
             raise UnavailableError(
-                f"host {self._host}: the tunnel to it carries no connections ({said!r}): have its sshd allow "
-                "them (AllowTcpForwarding yes, AllowStreamLocalForwarding yes, DisableForwarding no), or "
-                f"start the cluster in a notebook on {self._host}"
+                f"host {self._host}: the tunnel to it carries no connections: {why}"
             ) from None
 
     def _take(self, state: Mapping[str, Any]) -> None:
@@ -220,8 +226,8 @@ def _ask(
         if options is not None:
             ssh.write(json.dumps(options).encode() + b"\n")
         # A start may wait in the queue of a batch system, and says so; an interrupt ends it.
-        while line := ssh.answer(None if options is not None else ANSWER_SECONDS):
-            said = _parsed(host, line)
+        while True:
+            said = _parsed(host, ssh.answer(None if options is not None else ANSWER_SECONDS))
             if "report" in said:
                 report(str(said["report"]))
             elif "error" in said:
@@ -231,7 +237,6 @@ def _ask(
                 raise (found if proper else UnavailableError)(f"on {host}: {text}")
             else:
                 return said
-        raise AssertionError("an ssh without an answer has raised")
     finally:  # an interrupt, too, ends a start there: its input ends
         ssh.close()
 
@@ -301,10 +306,9 @@ class _Ssh:
         status = self._process.wait()
         raise UnavailableError(why_ssh_ended(self._host, None if late.is_set() else status, self._read()))
 
-    def said(self) -> str:
-        """Return the last line of what ssh has printed to its standard error."""
-        lines = [line.strip() for line in self._read().splitlines() if line.strip()]
-        return lines[-1] if lines else ""
+    def refusal(self) -> str:
+        """Return what ssh has said last of a connection that it could not forward; "" for nothing."""
+        return (REFUSED.findall(self._read()) or [""])[-1].strip()
 
     def end(self) -> None:
         """End it."""
