@@ -10,6 +10,7 @@ import pytest
 import nbdist as nb
 from nbdist.checkpoint.manager import CheckpointManager, Interval
 from nbdist.cluster.next_job import NextJob, next_slots
+from nbdist.cluster.supervisor.hosts import Hosts, RemoteHost
 from nbdist.cluster.time_limits import IdleTimeout, parse_seconds
 from nbdist.errors import InvalidArgumentError
 
@@ -83,6 +84,17 @@ def test_the_run_continues_whichever_client_has_started_the_tasks() -> None:
     following.run()
     assert len(continued) == 1
     cluster.restart.assert_not_called()
+
+
+def test_a_next_job_may_follow_while_the_command_runs_and_no_host_is_left() -> None:
+    hosts = Hosts(Mock(plan={"requeue": True}))
+    assert not hosts.between_jobs
+    hosts.commands.append(Mock())
+    assert hosts.between_jobs
+    host = hosts.by_name["n1"] = RemoteHost("n1", {}, Mock())
+    assert not hosts.between_jobs
+    hosts.receive(host, {"event": "stopping"})  # as at the end of its job
+    assert hosts.between_jobs
 
 
 def test_flags_that_cannot_be_obeyed_are_refused() -> None:

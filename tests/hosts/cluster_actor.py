@@ -48,10 +48,11 @@ def grown(workers: int, seconds: float = 60.0) -> list[str]:
 
 
 def start(**options: Any) -> dict[str, Any]:
-    """Start a cluster; return its phases, and the tasks' hosts by rank."""
+    """Start a cluster; return its phases, the tasks' hosts by rank, and whether runs follow its jobs."""
     phases.clear()
     cluster = start_cluster(report=phases.append, **options)
-    return {"phases": [line.split(" ", 1)[0] for line in phases], "nodes": nodes(cluster)}
+    begun = [line.split(" ", 1)[0] for line in phases]
+    return {"phases": begun, "nodes": nodes(cluster), "requeues": cluster.requeues}
 
 
 def nodes(cluster: Cluster) -> list[str]:

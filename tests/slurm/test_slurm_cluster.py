@@ -34,8 +34,9 @@ def client(slurm: SlurmNodes) -> Iterator[Actor]:
 
 
 def test_a_cluster_in_a_job_trains_survives_a_node_and_ends(client: Actor, slurm: SlurmNodes) -> None:
-    started = client.do(do="start", launcher="slurm", nodes=3, time="30", ps=1)
+    started = client.do(do="start", launcher="slurm", nodes=3, time="30", ps=1, requeue=True)
     assert started["nodes"] == ["n1", "n2", "n3", "n1"], started
+    assert started["requeues"]
     assert client.do(do="train", strategy="multi_worker")["error"] is None
     assert client.do(do="train", strategy="ps")["error"] is None
     assert 0 < client.do(do="seconds_left") <= 1800
