@@ -35,6 +35,7 @@ from nbdist.cluster.folder import (
     runs_on,
 )
 from nbdist.cluster.hub import own_versions
+from nbdist.cluster.late_hosts import describe_awaited
 from nbdist.cluster.launch import start_cluster
 from nbdist.cluster.launchers.registry import AUTO, DEFAULT_LAUNCHER, all_settings, choose_launcher
 from nbdist.cluster.supervisor.client import SupervisorClient, end_frozen
@@ -96,10 +97,6 @@ def adopt(wanted: Mapping[str, Any] | None, report: Report = print) -> Cluster |
         report(f"cluster {kept.id} from before the kernel's restart is running and is used again")
         if (why := why_not(kept, wanted)) and kept.runs:
             report(f"{why}; %cluster stop ends the cluster and its runs")
-        if absent := [host["name"] for host in adopted.hosts() if host["state"] == "absent"]:
-            report(
-                f"{', '.join(absent)} did not come, and will not join it any more: start it again for that"
-            )
         report_runs(adopted, report)
     return adopted
 
@@ -159,7 +156,9 @@ def abandoned_clusters() -> list[AbandonedCluster]:
 
 
 def report_runs(cluster: Cluster, report: Report = print) -> Cluster:
-    """Report which runs use a cluster and how to follow them; return the cluster."""
+    """Report which runs use a cluster and how to follow them, and which hosts are awaited; return it."""
+    if awaited := cluster.awaited_hosts:
+        report(describe_awaited(awaited))
     for run in runs_on(cluster.folder):
         report(f"run {run} is under way on it; to follow it: nb.attach({run!r})")
     return cluster

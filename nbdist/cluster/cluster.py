@@ -31,6 +31,7 @@ from nbdist.cluster.folder import (
 )
 from nbdist.cluster.host_status import host_rows, tasks_named
 from nbdist.cluster.hub import HubEngines, check_versions, close_client, connect_client
+from nbdist.cluster.late_hosts import LateHosts
 from nbdist.cluster.next_job import NextJob
 from nbdist.cluster.resize import ReplaceTask, check_unused, describe_replacement, grow, shrink
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
@@ -98,6 +99,7 @@ class Cluster:
         Its argument is when the job before was seen to be over, in seconds since 1970.
         """
         self._next_job: NextJob | None = None
+        self._late: LateHosts | None = None
         self.active_runs: set[str] = set()
         """Runs of this process that are under way here; with one, the cluster outlives the process."""
         set_current(self)
@@ -150,6 +152,7 @@ class Cluster:
         cluster = cls(folder, description.tasks, keys, supervisor, client, owner=False)
         if supervisor.requeues:
             cluster.follow_jobs(print)
+        cluster.await_hosts(print)
         return cluster
 
     @classmethod
@@ -479,6 +482,21 @@ class Cluster:
         """Start the tasks again on the hosts of each job that follows (``requeue``); `report` takes why."""
         self._next_job = NextJob(self, self._supervisor, report)
         self._next_job.start()
+
+    @property
+    def awaited_hosts(self) -> list[str]:
+        """The names of the hosts that have not come yet, whose workers join the cluster when they do."""
+        return self._late.awaited if self._late is not None else []
+
+    def await_hosts(
+        self, report: Callable[[str], object], reasons: Mapping[str, str] | None = None
+    ) -> list[str]:
+        """Add the workers of hosts that come late, and return the names of these hosts.
+
+        ``reasons`` are those that are known already of hosts that did not come.
+        """
+        self._late = LateHosts.begin(self, self._supervisor, report, reasons)
+        return self.awaited_hosts
 
     def _tasks_named(self, task: int | str) -> list[TaskInfo]:
         """Return the task of a rank or a name, or the tasks of a host."""

@@ -1,11 +1,13 @@
 """Hosts that come when their cluster is ready already: their workers are added to it.
 
-    LateHosts(cluster, supervisor, {"c": 2}, {}, launcher, print).start()
+    LateHosts.begin(cluster, supervisor, print)
 
-A thread of the client that has started the cluster waits for them. It adds the workers of each host as
-`Cluster.grow` does, so that a running training takes them in between two steps. A host that cannot be started
-is tried again every `RETRY_SECONDS`, and its reason is reported whenever it is another one. Another client's
-change of the tasks goes first.
+The head's supervisor knows which hosts never had a task, and runs the commands that start them. A thread of
+each client, the one that has started the cluster and those that have attached to it, waits for these hosts.
+It adds the workers of each as `Cluster.grow` does, so that a running training takes them in between two
+steps. A host that cannot be started is tried again every `RETRY_SECONDS`, and its reason is reported whenever
+it is another one. Of several clients one adds the workers: the supervisor lets one client at a time change
+the tasks, and refuses ranks that another one has just given to tasks.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nbdist.cluster.description import read_description
 from nbdist.cluster.doctor.judge import CORE, judge_joined
 from nbdist.cluster.doctor.observe import software
+from nbdist.cluster.launchers.registry import find_launcher
 from nbdist.cluster.resize import ScaleUp, describe_scale_up, plan_more
 from nbdist.cluster.resources import resources_of
 from nbdist.cluster.supervisor.client import SupervisorClient
@@ -36,9 +39,32 @@ LOOK_SECONDS = 0.2  # between two looks for hosts that have come
 class LateHosts(threading.Thread):
     """Adds the workers of hosts that come late; ``slots`` is how many each of them takes, by its name.
 
-    ``reasons`` are those of hosts that could not be started at first. ``report`` is called with a text for
-    each host, on this thread. It ends when no host is awaited, or with the cluster.
+    ``reasons`` has the hosts that no command starts now, and why, as far as this client knows. ``report`` is
+    called with a text for each host, on this thread. It ends when no host is awaited, or with the cluster.
     """
+
+    @classmethod
+    def begin(
+        cls,
+        cluster: Cluster,
+        supervisor: SupervisorClient,
+        report: Callable[[str], object],
+        reasons: Mapping[str, str] | None = None,
+    ) -> LateHosts | None:
+        """Wait for the hosts of a cluster that never had a task; return None if there are none."""
+        status = supervisor.ask("watch")
+        late = set(status.get("late", ()))
+        if not late:
+            return None
+        description = read_description(cluster.folder)
+        launcher = find_launcher(description.launcher)
+        comes = {*status["awaited"], *supervisor.hosts}
+        slots = {name: count for name, count in description.slots.items() if name in late and count}
+        slots = {name: count for name, count in slots.items() if name in comes or launcher.tries_again}
+        why = {name: (reasons or {}).get(name, "") for name in slots if name not in comes}
+        found = cls(cluster, supervisor, slots, why, launcher, report)
+        found.start()
+        return found
 
     def __init__(
         self,
@@ -62,6 +88,8 @@ class LateHosts(threading.Thread):
         """Wait for the hosts."""
         while self._awaited and not self._supervisor.closed:
             self._supervisor.ended()  # takes in what has arrived
+            if self._supervisor.awaits_job:  # `NextJob` starts tasks on all hosts that come
+                self._awaited.clear()
             for failed in self._supervisor.take("command_ended"):
                 for host in failed["hosts"]:
                     self._note(host, self._launcher.explain(host, failed["code"], failed["errors"]))
@@ -83,6 +111,11 @@ class LateHosts(threading.Thread):
                     self._supervisor.ask("bring_up", hosts=again)
             self._pause.wait(LOOK_SECONDS)
 
+    @property
+    def awaited(self) -> list[str]:
+        """The names of the hosts that have not come yet."""
+        return list(self._awaited)
+
     def _note(self, host: str, why: str) -> None:
         if host in self._awaited and self._reasons.get(host) != why:
             self._reasons[host] = why
@@ -92,6 +125,10 @@ class LateHosts(threading.Thread):
         cluster = self._cluster()
         if cluster is None or cluster.stopped:
             self._awaited.clear()
+            return
+        if any(info.node == host for info in cluster.tasks):
+            self._awaited.pop(host)
+            self._report(f"host {host} has come, and has tasks already")
             return
         change: ScaleUp | None = None
         reports = dict(self._supervisor.hosts)
@@ -121,3 +158,12 @@ class LateHosts(threading.Thread):
         else:
             self._awaited.pop(host)
             self._report(f"host {host} has come: {describe_scale_up(change, cluster)}")
+
+
+def describe_awaited(hosts: Sequence[str]) -> str:
+    """Return the message that names hosts that have not come yet.
+
+    >>> describe_awaited(["b", "c"])
+    'b, c may come later, and join then'
+    """
+    return f"{', '.join(hosts)} may come later, and join{'' if len(hosts) > 1 else 's'} then"

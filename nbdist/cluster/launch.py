@@ -32,7 +32,7 @@ from nbdist.cluster.hub import (
     versions_table,
     write_ipyparallel_files,
 )
-from nbdist.cluster.late_hosts import LateHosts
+from nbdist.cluster.late_hosts import describe_awaited
 from nbdist.cluster.launchers.registry import AUTO, all_settings, choose_launcher, unused_nodes
 from nbdist.cluster.launchers.spec import LauncherSpec
 from nbdist.cluster.placement import check_least, place, worker_slots
@@ -214,9 +214,8 @@ def start_cluster(
     start.report(f"ready in {time.monotonic() - start.begun:.1f} s")
     if requeue:
         cluster.follow_jobs(start.report)
-    if awaited := {name: start.wanted.slots[name] for name in start.awaited()}:
-        start.report(f"{', '.join(awaited)} may come later, and join then")
-        LateHosts(cluster, start.connected(), awaited, start.missing, spec, start.report).start()
+    if awaited := cluster.await_hosts(start.report, start.missing):
+        start.report(describe_awaited(awaited))
     return cluster
 
 
@@ -373,11 +372,6 @@ class _Startup:
         self.wanted.slots = {name: slots[name] for name in self.hosts}
         self.wanted.least = min(self.wanted.least, self.wanted.room(self.hosts))
 
-    def awaited(self) -> list[str]:
-        """Return the hosts that have no tasks yet; those of `missing` have failed."""
-        used = {plan.host for plan in self.plans}
-        return [name for name in self.hosts if name not in used and name not in self.refused]
-
     def _join_hosts(self) -> None:
         """Wait for the supervisors of other hosts, all or enough of them, and have them start their tasks."""
         supervisor, decided = self.connected(), math.inf
@@ -494,7 +488,7 @@ class _Startup:
         if self._left() <= 0:
             registered = set(self.client.ids) if self.client is not None else set()
             missing = [plan.name for plan in self.plans if plan.rank not in registered]
-            missing = missing if self.plans else self.awaited()
+            missing = missing if self.plans else [one for one in self.hosts if one not in self.refused]
             raise DeadlineExceededError(
                 f"{what} did not come up within {self.timeout:g} s; "
                 f"missing: {', '.join(missing) or 'none'}; raise timeout= if this host is slow"

@@ -63,7 +63,6 @@ HERE_ONLY = {
     "sync_env": "its environment would be that of the tunnel's host; make it there",
     "sync_modules": "its modules would be those of the tunnel's host; copy them there",
     "wheels": "its wheels would be on the tunnel's host; make the environment there",
-    "min_workers": "nobody would wait for the late hosts on the tunnel's host; wait for all of them",
 }
 """Options of a start that cannot be had through a tunnel, and why."""
 

@@ -47,6 +47,14 @@ def grown(workers: int, seconds: float = 60.0) -> list[str]:
     return nodes(Cluster.current())
 
 
+def awaited(until: int | None = None, seconds: float = 10.0) -> list[str]:
+    """Return the hosts that the cluster awaits, once there are ``until``."""
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while until not in (None, len(Cluster.current().awaited_hosts)) and time.monotonic() < deadline:
+        pause.wait(0.02)
+    return Cluster.current().awaited_hosts
+
+
 def start(**options: Any) -> dict[str, Any]:
     """Start a cluster; return its phases, the tasks' hosts by rank, and whether runs follow its jobs."""
     phases.clear()
@@ -337,6 +345,6 @@ def stop() -> float:
 ORDERS = (
     *(start, reports, heard, run, chdir, train, background, read, attach, finish, kill, dead, restart),
     *(state_of, loss_of, next_run, between_jobs, cell, tunnel, break_tunnel, halt, fetch),
-    *(grow, grown, shrink, keys, kill_supervisor, rest, status, seconds_left, stop),
+    *(grow, grown, awaited, shrink, keys, kill_supervisor, rest, status, seconds_left, stop),
 )
 serve({one.__name__: one for one in ORDERS})

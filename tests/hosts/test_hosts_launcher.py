@@ -235,9 +235,15 @@ def test_a_cluster_starts_with_enough_hosts_and_others_join_it(client: Actor, ss
     assert started["nodes"] == ["host1", "host3"]
     assert client.do(do="reports")[2].startswith("host host2: nothing listens on port 2222 of")
     assert client.do(do="train", strategy="multi_worker")["error"] is None
+    other = ssh_hosts.run("head", "cluster_actor.py")
+    assert other.do(do="attach", run="") == ["host1", "host3"]
+    assert other.do(do="awaited") == ["host2"]
     ssh_hosts.restart_sshd("host2")
-    assert client.do(do="grown", workers=4) == ["host1", "host3", "host2", "host2"]
-    assert client.do(do="reports")[-1].startswith("host host2 has come: grown in ")
+    for one in (client, other):  # one of the two adds the workers
+        assert one.do(do="grown", workers=4) == ["host1", "host3", "host2", "host2"]
+        assert one.do(do="awaited", until=0) == []
+    assert client.do(do="reports")[-1].startswith("host host2 has come")
+    other.kill()
     assert client.do(do="train", strategy="multi_worker")["error"] is None
     client.do(do="stop")
 

@@ -89,6 +89,8 @@ class Hosts:
         self.plan: dict[str, Any] = {}  # what a host's supervisor has to know, for its standard input
         self.ends: float | None = None  # when the hosts' job ends, in seconds since 1970
         self.awaits_job = False  # whether another job was submitted, and none of its hosts has joined
+        self.served: set[str] = set()  # hosts that have had tasks, or cannot have any
+        self._jobs = 1  # how many jobs had the hosts
         self._brought_up = 0.0  # when the first command was started, in seconds since 1970
         self._periods = 0  # grace periods that have passed since the cluster was to end
         self.relay = 0  # the pid of the relay's process
@@ -100,11 +102,16 @@ class Hosts:
         return become
 
     def bring_up(self, names: Sequence[str]) -> None:
-        """Run the commands that start the supervisors of hosts, each with the plan on its standard input."""
+        """Run the commands that start the supervisors of hosts, each with the plan on its standard input.
+
+        Hosts that are there, or whose command runs, are left out: several clients may ask for the same ones.
+        """
         spec = self._supervisor.launcher_spec
         assert spec is not None
         self._brought_up = self._brought_up or time.time()
-        for one in spec.commands(self._supervisor.plan["settings"], names):
+        there = {*self.by_name, *self.awaited()}
+        missing = [name for name in names if name not in there]
+        for one in spec.commands(self._supervisor.plan["settings"], missing) if missing else ():
             try:
                 self.commands.append(Command(one, self.plan, self._supervisor))
             except OSError as error:
@@ -121,6 +128,18 @@ class Hosts:
     def awaited(self) -> list[str]:
         """Return the hosts that have neither joined nor failed."""
         return [name for command in self.commands for name in command.hosts if name not in self.by_name]
+
+    def late(self) -> list[str]:
+        """Return the hosts of the plan that never had a task, and may have some when they come.
+
+        None are late in a second job: its tasks start on the hosts that are there (`NextJob`).
+        """
+        hosts = self._supervisor.plan.get("hosts", ()) if self._jobs == 1 else ()
+        return [name for name in hosts if name not in self.served]
+
+    def note_tasks(self) -> None:
+        """Note which hosts the tasks of the plan are on."""
+        self.served.update(task.get("host", "") for task in self._supervisor.plan["tasks"])
 
     def join(self, request: dict[str, Any], client: socket.socket) -> Reply:
         """Take the supervisor of another host; the reply is what its engines need to connect."""
@@ -332,6 +351,7 @@ class Hosts:
                 self._supervisor.remove_client(host.connection)
         why = (errors.strip().splitlines() or ["the job of the hosts is over"])[-1][-LONGEST_REASON:]
         self.ends, self.awaits_job = None, True
+        self._jobs += 1
         said = {"hosts": list(hosts), "reason": f"{why}; another one is submitted"}
         for event in ("next_job", "waiting"):
             self._supervisor.broadcast({"event": event, **said})

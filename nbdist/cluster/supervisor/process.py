@@ -334,6 +334,7 @@ class SupervisorProcess:
                 task = request["task"]
                 others = [one for one in self.plan["tasks"] if one["rank"] != task["rank"]]
                 self.plan["tasks"] = [*others, task]
+                self.hosts.note_tasks()
                 self.start_task(task, answered)
             case "replace" | "scale_up" | "scale_down" | "fork" | "commit" | "abort":
                 self.idle_timeout.used = time.monotonic()
@@ -354,6 +355,7 @@ class SupervisorProcess:
                 limits: Reply = {"ends": self.hosts.ends}
                 limits |= {"unused_left": self.idle_timeout.left(time.monotonic())}
                 limits |= {"awaits_job": self.hosts.awaits_job, "awaited": self.hosts.awaited()}
+                limits |= {"late": self.hosts.late()}
                 limits |= {"requeues": self.plan.get("requeue", False), "between": self.hosts.between_jobs}
                 return {**now, "hosts": hosts, "lost": sorted(self.hosts.lost), **limits}
             case "usage":
@@ -367,6 +369,7 @@ class SupervisorProcess:
                 return {}
             case "refuse_hosts":  # they have joined, and cannot have tasks
                 for name in request["hosts"]:
+                    self.hosts.served.add(str(name))
                     if (host := self.hosts.by_name.get(str(name))) is not None:
                         host.refused = True
                         self.remove_client(host.connection)
@@ -651,6 +654,7 @@ class ChangeLock:
         removed = change.ranks if change.scale_down else frozenset()
         kept = [task for task in supervisor.plan["tasks"] if task["rank"] not in removed]
         supervisor.plan["tasks"] = [*kept, *change.new_tasks.values()]
+        supervisor.hosts.note_tasks()
         supervisor.broadcast({"event": "roster", "tasks": roster})
         for rank in removed & supervisor.exits.keys():
             remove_segments(supervisor, supervisor.exits.pop(rank)["pid"])
