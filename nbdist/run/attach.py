@@ -27,6 +27,7 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.metrics.run_folder import RunFile, read_run, run_folder
+from nbdist.run.files.left import fetch_left, lacks_its_end
 from nbdist.run.files.mirror import Mirror
 from nbdist.run.files.place import marked
 from nbdist.run.finish import ENDED, keep_timeline
@@ -42,7 +43,7 @@ from nbdist.run.recovery.replacement import BodyLauncher
 from nbdist.run.remote import EndedTasks, RemoteOutcomes, RemoteTasks
 from nbdist.run.resumable import members_of, named_task, options_of
 from nbdist.run.run import Run, left_workers
-from nbdist.run.start import RunLauncher, continue_after, opened
+from nbdist.run.start import RunLauncher, continue_after, opened, prepare
 from nbdist.run.task.agent import BODY_REQUEST, install
 from nbdist.run.values.backfill import backfill_store, log_end, printed
 from nbdist.runtime.task import TaskInfo
@@ -66,7 +67,13 @@ def attach_run(run_id: str | None = None, *, make_view: Callable[[Run], View] | 
     found = _RecordedRun(record)
     cluster = found.cluster()
     if cluster is None:
-        return _opened(found, None, {}, make_view)
+        current = None
+        with suppress(NotFoundError):
+            current = Cluster.current()
+        missing = fetch_left(record, current, prepare)
+        run = _opened(found, None, {}, make_view)
+        run.notes.extend(missing)
+        return run
     remote = RemoteTasks(cluster)
     if found.towers:  # the process that drove them has ended
         found.release(remote)
@@ -117,7 +124,7 @@ class _RecordedRun:
     """A run as its run.json describes it: its tasks, and whether they can still be reached."""
 
     def __init__(self, record: RunFile) -> None:
-        self.record, self.folder = RunRecord.of(record), run_folder(record.id)
+        self.file, self.record, self.folder = record, RunRecord.of(record), run_folder(record.id)
         options = options_of(record)
         self.settled = record.status in ENDED
         self.members = members_of(record)
@@ -237,7 +244,7 @@ def _opened(
 ) -> Run:
     """Return the run with its points and output so far, and with its end if it has ended."""
     record = found.record
-    tasks: RunTasks = remote or EndedTasks(found.members)
+    tasks: RunTasks = remote or EndedTasks(found.members, not found.towers and lacks_its_end(found.file))
     owned = None
     if remote is not None and mirror is not None and not found.settled:
         owned = _AttachedRun(found, remote, mirror)

@@ -31,7 +31,7 @@ class RunTasks(Protocol):
         """Return how the cluster's parent process ended, None while it lives."""
 
     def is_cut_off(self) -> bool:
-        """Return whether the connection to the cluster has ended, and it may run on."""
+        """Return whether the cluster is out of reach, and the run's end may still be found out."""
 
     def status(self) -> list[dict[str, Any]]:
         """Return a row per task, with how it ended."""

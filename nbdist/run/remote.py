@@ -73,10 +73,13 @@ class RemoteTasks:
 
 
 class EndedTasks:
-    """Stands for the tasks of a cluster that has ended, or that a run does not need any longer."""
+    """Stands for the tasks of a cluster that has ended, or that a run does not need any longer.
 
-    def __init__(self, tasks: Sequence[TaskInfo]) -> None:
-        self.tasks = list(tasks)
+    ``lacks_end`` is whether their hosts may still have the run's outcome: then its end is not known yet.
+    """
+
+    def __init__(self, tasks: Sequence[TaskInfo], lacks_end: bool = False) -> None:
+        self.tasks, self._lacks_end = list(tasks), lacks_end
 
     def peer(self, rank: int) -> Peer:
         """Raise UnavailableError."""
@@ -99,8 +102,8 @@ class EndedTasks:
         return None
 
     def is_cut_off(self) -> bool:
-        """Return False: nothing goes on."""
-        return False
+        """Return whether the run may have ended otherwise than it seems from here."""
+        return self._lacks_end
 
     def status(self) -> list[dict[str, Any]]:
         """Return no rows."""

@@ -39,13 +39,16 @@ from nbdist.metrics.run_folder import (
     versions,
     write_run,
 )
+from nbdist.run.files.left import fetch_left
 from nbdist.run.files.mirror import Mirror
 from nbdist.run.files.place import RunPlace, mark
 from nbdist.run.follow import View
+from nbdist.run.history import known_run
 from nbdist.run.in_graph.start import InGraph
 from nbdist.run.membership import MembershipRules
 from nbdist.run.options import Options, parse_on
 from nbdist.run.protocols import RunCalls, RunTasks
+from nbdist.run.record import is_under_way
 from nbdist.run.recovery.failure_detector import remedy
 from nbdist.run.recovery.ownership import RunOwnership
 from nbdist.run.resumable import continued, members_of, options_of, read_body, record_body, resumable_run
@@ -87,6 +90,8 @@ def start_run(
     """
     original, inputs = body, given or Given()
     body, given, packed = check_given(body, inputs, not options.replicated.in_client, first_line)
+    if options.resume is not None:
+        _fetch_left(options.resume, cluster, report)
     options, states = continued(options)
     cluster = cluster or any_cluster(report)
     options, workers = options.placed(tuple(cluster.tasks))
@@ -473,6 +478,7 @@ def resume_run(
     The caller follows the new run, which is in the background. Raises NotFoundError for an unknown id,
     FailedPreconditionError if the run is under way, has finished, has no state, or its body was not recorded.
     """
+    _fetch_left(run_id, cluster, report)
     record, _ = resumable_run(run_id)
     if record.status == "finished":
         raise FailedPreconditionError(
@@ -492,6 +498,16 @@ def resume_run(
         recorded.body, options_for(record, cluster), cluster=cluster, make_view=make_view, report=report,
         given=recorded.given, first_line=recorded.first_line,
     )  # fmt: skip
+
+
+def _fetch_left(run_id: str, cluster: Cluster | None, report: Callable[[str], object]) -> None:
+    """Copy what a run that is to be continued has left on hosts: its newest state may be there."""
+    record = known_run(run_id, "--resume: ")
+    if not is_under_way(record):
+        with suppress(NotFoundError):
+            cluster = cluster or Cluster.current()
+        for line in fetch_left(record, cluster, prepare):
+            report(line)
 
 
 def options_for(record: RunFile, cluster: Cluster) -> Options:

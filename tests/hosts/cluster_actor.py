@@ -234,12 +234,13 @@ def between_jobs(seconds: float = 20.0) -> list[str]:
     return refused
 
 
-def finish() -> dict[str, Any]:
-    """Follow the run to its end."""
-    run = nb.attach(following[-1])
-    run.wait()
-    ended = {"error": run.error and str(run.error), "steps": run.global_step, "notes": run.notes}
-    return ended | {"result": run.results.get("result")}
+def finish(run: str = "") -> dict[str, Any]:
+    """Follow a run, or the one that was attached to last, to its end."""
+    followed = nb.attach(run or following[-1])
+    followed.wait()
+    ended = {"error": followed.error and str(followed.error), "steps": followed.global_step}
+    ended |= {"notes": followed.notes}
+    return ended | {"result": followed.results.get("result")}
 
 
 def break_tunnel() -> list[Any]:

@@ -16,9 +16,12 @@ from test_run_recovery_sync_servers import STEPS
 from test_run_recovery_sync_servers import body as slow_body
 from test_run_server_recovery import kill
 from test_run_server_recovery_sync import notes_of
+from tiers import exhaustive
 from waiting import until
 
 from nbdist.checkpoint.manager import state_files
+from nbdist.cluster.cluster import set_current
+from nbdist.errors import FailedPreconditionError
 from nbdist.metrics.log import logs_in
 from nbdist.metrics.run_folder import read_run
 from nbdist.metrics.store import columns_from_logs
@@ -185,6 +188,51 @@ def test_what_a_client_did_not_copy_is_fetched_later(elsewhere: Cluster, hosts: 
     assert len(losses(found)) == 40
     assert len(logs_in(found.folder)) == 2
     assert state_files(found.folder)
+    assert not spools(hosts)
+
+
+def test_what_a_cluster_left_when_it_ended_is_fetched_through_another(
+    elsewhere: Cluster, hosts: Path
+) -> None:
+    options = Options(strategy="multi_worker", seed=3, checkpoint_every="5")
+    with cluster_elsewhere(hosts, [0, 1], workers=2) as first:
+        run = start_run(body(), options, cluster=first)
+        until(lambda: (run.folder / ".copies.json").exists())
+        run._followed.mirror.close()  # the client ends
+        until(lambda: all(one is not None for one in outcomes(first, run)))
+        start_run("1", Options(on="worker:0-1"), cluster=first).wait()
+    found = attach_run(run.id)
+    assert f"call nb.attach({run.id!r}), which copies it" in found.notes[-1]
+    assert (found.status, read_run(run.id).status) == ("failed", "running")
+    set_current(elsewhere)
+    found = attach_run(run.id)
+    assert found.notes == []
+    assert found.status == read_run(run.id).status == "finished"
+    assert len(losses(found)) == 40
+    assert state_files(found.folder)
+    assert not spools(hosts)
+
+
+@exhaustive
+def test_a_run_is_resumed_from_a_state_that_no_client_has_copied(
+    elsewhere: Cluster, hosts: Path, tmp_path: Path
+) -> None:
+    options = Options(strategy="multi_worker", seed=3, checkpoint_every="1")
+    with cluster_elsewhere(hosts, [0, 1], workers=2) as first:
+        run = start_run(body(tmp_path / "gate"), options, cluster=first)
+        run._followed.mirror.close()  # before it has copied a state
+        (run.folder / ".copies.json").write_text("{}")
+        until(lambda: run.poll() or run.standing().step >= 10)
+        until(lambda: any(one.glob("state-*") for one in spools(hosts)))
+    lines: list[str] = []
+    set_current(None)
+    with pytest.raises(FailedPreconditionError, match="left no state"):
+        resume_run(run.id, report=lines.append)
+    assert "ended before a client had copied all files" in lines[-1]
+    (tmp_path / "gate").touch()
+    again = resume_run(run.id, cluster=elsewhere).wait()
+    assert again.status == "finished"
+    assert "training continues after step" in (again.folder / "output-0000.log").read_text()
     assert not spools(hosts)
 
 

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.supervisor.process import CONTROLLER, ChildProcess, SupervisorProcess, read_line
@@ -149,8 +150,14 @@ def start_hosts(supervisor: SupervisorProcess) -> Callable[[], None] | None:
         return child
     told = {name: plan[name] for name in ("cluster_id", "keys", "timeout")}
     supervisor.hosts.plan = told | {"heads": own_addresses(), "port": port}
+    supervisor.copies.copy = partial(copy_files, folder)
     supervisor.hosts.bring_up(plan["hosts"])
     return None
+
+
+def copy_files(folder: Path) -> None:
+    """Copy what no client has copied of the runs of a cluster. Runs in a fork of its head's supervisor."""
+    importlib.import_module("nbdist.run.files.left").copy_all(folder)
 
 
 def preload() -> None:

@@ -40,6 +40,8 @@ requests start, signal, measure, ping and stop; its events are exit and busy.
                                         next client that lists the clusters finds the lock free and removes
                                         the folder and the shared segments.
     no cell or run uses the cluster     `IdleTimeout` ends it after ``idle`` seconds, if that was asked for.
+                                         With other hosts, what no client has copied of its runs is copied
+                                         first, then and when the last client disconnects (`CopyProcess`).
     the last client disconnects         `OrphanTimeout` ends the cluster after a time: a minute while it is
                                         idle, an hour while a run uses it. An observer ("watch" instead of
                                         "status") does not count as a client.
@@ -73,6 +75,7 @@ from typing import TYPE_CHECKING, Any
 from nbdist.cluster.affinity import CORES_VARIABLE
 from nbdist.cluster.folder import busy_tasks, is_busy, remove_traces, unmark_busy
 from nbdist.cluster.parent import end_with_parent
+from nbdist.cluster.supervisor.copies import CopyProcess
 from nbdist.cluster.supervisor.hosts import Hosts, gpus_in_use
 from nbdist.cluster.supervisor.usage import UsageProcess
 from nbdist.cluster.time_limits import IdleTimeout
@@ -110,6 +113,7 @@ class SupervisorProcess:
         self.forked: set[int] = set()  # the pids of all children that there were
         self.hosts = Hosts(self)
         self.usage = UsageProcess(self)
+        self.copies = CopyProcess(self)
         self.engine_connection: dict[str, Any] = {}  # what an engine needs to connect to the controller
         self.exits: dict[int, dict[str, Any]] = {}  # rank -> how it ended
         self.kill_at: float | None = None  # once the cluster ends: when the remaining children are killed
@@ -409,6 +413,7 @@ class SupervisorProcess:
     def _reap(self) -> None:
         self.hosts.reap()
         self.usage.reap()
+        self.copies.reap()
         for pid in list(self.children):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if not ended:
@@ -449,6 +454,8 @@ class SupervisorProcess:
         orphan = self.orphan_timeout.next_check(now, self._without_client())
         busy = None if self.busy is None else CHECK_SECONDS
         idle = self.idle_timeout.next_check(now) if self.kill_at is None else None
+        if self.copies.under_way:  # its end is a signal
+            return CHECK_SECONDS
         return min((wait for wait in (kill, orphan, busy, idle) if wait is not None), default=None)
 
     def _without_client(self) -> bool:
@@ -472,11 +479,17 @@ class SupervisorProcess:
             self._report_busy()
         without_client = self._without_client()
         busy = without_client and is_busy(self.folder)
-        if self.orphan_timeout.expired(now, without_client, busy):
-            self.stop("no client was left")
+        why = "no client was left" if self.orphan_timeout.expired(now, without_client, busy) else ""
         watched = self.idle_timeout.seconds is not None and self.kill_at is None
         if watched and self.idle_timeout.expired(now, self._is_used()):
-            self.stop(self.idle_timeout.reason)
+            why = self.idle_timeout.reason
+        self.copies.reap()
+        if not why:
+            self.copies.forget()
+        elif (become := self.copies.begin()) is not None:
+            raise ChildProcess(become)
+        elif not self.copies.under_way:
+            self.stop(why)
         if self.kill_at is not None and now >= self.kill_at:
             for pid in list(self.children):
                 send_signal(pid, signal.SIGKILL)

@@ -237,10 +237,10 @@ class Mirror:
                 seconds,
             )
 
-    def collect(self, ranks: Iterable[int], seconds: float) -> list[str]:
+    def collect(self, ranks: Iterable[int], seconds: float, drop: bool = True) -> list[str]:
         """Copy what tasks have of a run that is over, so many seconds at most, and remove it there.
 
-        Returns sentences about what is missing.
+        Without ``drop`` it stays there. Returns sentences about what is missing.
         """
         for rank in ranks:
             self.add(rank)
@@ -250,7 +250,8 @@ class Mirror:
                 while not self.settle() and time.monotonic() < deadline:
                     self._looked.wait(0.1)
             self.give_up(f"it took longer than {seconds:.0f} s")
-            self.drop()
+            if drop:
+                self.drop()
         finally:
             self.close()
         return list(self.news)

@@ -16,12 +16,11 @@ import hashlib
 import os
 import re
 import secrets
-import shutil
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from nbdist.cluster.remnants import remove_old_spools
 from nbdist.errors import InvalidArgumentError
 from nbdist.home import checked, home, private_folder, refuse_link
 from nbdist.metrics.run_folder import is_id
@@ -29,7 +28,6 @@ from nbdist.metrics.run_folder import is_id
 TOKEN, SPOOL_ID = ".token", ".id"
 RESUMED = "resumed"
 """The folder in a spool with files that the client has sent."""
-KEPT_DAYS = 30  # for which a spool waits for a client after its last new file
 HEX = re.compile(r"[0-9a-f]{32}")
 
 
@@ -126,20 +124,10 @@ def new_spool(run_id: str) -> Path:
     checked(path.parent, private_folder)
     folder = private_folder(path)
     if not (folder / SPOOL_ID).exists():
-        _remove_abandoned(path.parent)
+        remove_old_spools(path.parent)
         with suppress(FileExistsError):  # another task of this host was faster
             _create(folder / SPOOL_ID)
     return folder
-
-
-def _remove_abandoned(spools: Path) -> None:
-    """Remove the spools that no client has come for in `KEPT_DAYS`."""
-    oldest = time.time() - KEPT_DAYS * 86_400
-    for one in spools.iterdir():
-        with suppress(OSError):  # another task removes it
-            changed = [part.lstat().st_mtime for part in (one, one / "trials") if part.is_dir()]
-            if changed and max(changed) < oldest:
-                shutil.rmtree(one, ignore_errors=True)
 
 
 def read_small(path: Path) -> str:

@@ -4,7 +4,7 @@
     files.list  root, token, under, after ──────────► names, sizes and times, or that the folder is shared
     files.read  root, token, entry, at, most ───────► at most 1 MiB of one file
     files.put   root, token, name, at, size; bytes ─► a piece of a file from which a training continues
-    files.drop  root, token ────────────────────────► removes the spool: the client has all of it
+    files.drop  root, token ────────────────────────► removes the spool, which the client has all of
 
     another worker of the run
     files.list, files.read with states=True ────────► the states of trainings only, from a shared folder too
@@ -16,6 +16,7 @@ nothing but states: see `nbdist.run.files.place` and `store`.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections import OrderedDict
 from contextlib import suppress
@@ -23,6 +24,7 @@ from contextlib import suppress
 import numpy as np
 
 from nbdist.checkpoint.manager import STATE_FILE
+from nbdist.cluster.folder import FOLDER_VARIABLE, busy_tasks, hosts_folder, is_alive
 from nbdist.errors import InvalidArgumentError, StorageError
 from nbdist.numbers import is_whole
 from nbdist.run.files.place import RESUMED, SPOOL_ID, RunPlace, new_spool, read_small, spool_path
@@ -88,7 +90,8 @@ class FileService:
 
     def _drop(self, frame: Frame, sender: Caller) -> Frame:
         place = place_in(frame)
-        if not place.is_shared:
+        # A client that fetches what a run has left may not know that its cluster lives, behind a tunnel.
+        if not place.is_shared and not _is_used_by_others(place.id):
             if (files := self._open.pop(place.id, None)) is not None:
                 files.close()
             shutil.rmtree(spool_path(place.id), ignore_errors=True)
@@ -106,6 +109,13 @@ class FileService:
             while len(self._open) > MOST_OPEN:
                 self._open.popitem(last=False)[1].close()
         return files
+
+
+def _is_used_by_others(run: str) -> bool:
+    """Whether the tasks of another cluster work on a run on this host."""
+    own = os.environ.get(FOLDER_VARIABLE)
+    others = (folder for folder in hosts_folder().iterdir() if str(folder) != own and is_alive(folder))
+    return any(run in busy_tasks(folder).values() for folder in others)
 
 
 def place_in(frame: Frame) -> RunPlace:
