@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -216,8 +217,8 @@ class World:
             bind=task.info.address.rpartition("://")[2].rpartition(":")[0] or "127.0.0.1",
             check=self.check,
         )
-        with self._coordinator() as peer:
-            group = form(member, self._exchange(peer, name), kind, self.connect_seconds)
+        with self._requests(infos[0]) as requests:
+            group = form(member, self._exchange(requests, name), kind, self.connect_seconds)
         self.connect_seconds = CONNECT_SECONDS
         return group
 
@@ -229,8 +230,8 @@ class World:
         """
         if self.task is None or self.size == 1:
             return [values]
-        with self._coordinator() as peer:
-            return self._exchange(peer, self._name(purpose))(values)
+        with self._requests(self.infos[0]) as requests:
+            return self._exchange(requests, self._name(purpose))(values)
 
     def reform(self, admits: Sequence[int] = (), leaves: bool = False) -> Departed:
         """Continue with the remaining replicas, all of which call it; return the tasks without a place.
@@ -372,35 +373,31 @@ class World:
             meta |= {"admits": list(admits), "order": list(self.order), "formed": self._formed}
         deadline = time.monotonic() + PATIENCE_SECONDS
         peers: dict[str, Peer] = {}
-        with Peer(first.address, self.task.keys, name=first.name) as peer:
+        with self._requests(first) as requests:
             try:
-                peer.send("group.reform", meta)
+                requests.send("group.reform", meta)
                 while time.monotonic() < deadline:
-                    frame = _answer_of(peer)
+                    frame = _answer_of(requests)
                     if frame is not None:
                         return frame
                     self.check()
                     if self._is_lost(first, monitor):
-                        return _answer_of(peer)  # it may have answered just before
+                        return _answer_of(requests)  # it may have answered just before
                     if is_here and (lost := monitor.lost()):
                         numbers = [info.incarnation for info in self.infos if info.rank in lost]
-                        peer.send("group.lost", {"run": self.run, "ranks": lost, "incarnations": numbers})
+                        requests.tell("group.lost", {"run": self.run, "ranks": lost, "incarnations": numbers})
                     if is_here and first != self.infos[0]:  # which may have answered some before it died
                         for frame in self._answers_elsewhere(peers, meta, monitor):
                             if frame.kind == "error":
                                 return frame
-                            peer.send("group.answered", {"run": self.run, **frame.meta})
-            except UnavailableError:
-                # Cut off from it, perhaps: without a proof of its death two halves would train apart.
-                deadline = time.monotonic() + CONFIRM_SECONDS
-                while not self._is_lost(first, monitor):
-                    self.check()
-                    if time.monotonic() > deadline or self.coordinator is None:
-                        raise
-                    time.sleep(LOOK_SECONDS)
-                with suppress(UnavailableError):
-                    return _answer_of(peer)
-                return None
+                            requests.tell("group.answered", {"run": self.run, **frame.meta})
+            except UnavailableError as error:
+                if self._is_lost(first, monitor):
+                    return None
+                raise UnavailableError(
+                    f"{error}. The replicas do not form their group again without it as long as it may live, "
+                    "because two parts of them would train apart: check the network between the hosts"
+                ) from None
             finally:
                 for other in peers.values():
                     other.close()
@@ -427,10 +424,10 @@ class World:
             return True
         return info.rank in monitor.lost_here()
 
-    def _coordinator(self) -> Peer:
-        assert self.task is not None
-        first = self.infos[0]
-        return Peer(first.address, self.task.keys, name=first.name)
+    def _requests(self, first: TaskInfo) -> _Requests:
+        task = self.task
+        assert task is not None
+        return _Requests(lambda: Peer(first.address, task.keys, name=first.name))
 
     def _name(self, purpose: str) -> str:
         number = self._formed[purpose] = self._formed.get(purpose, 0) + 1
@@ -443,23 +440,23 @@ class World:
         assert self.task is not None
         return {"run": self.run, "group": name, "rank": self.task.rank, "ranks": list(self.ranks)}
 
-    def _exchange(self, peer: Peer, name: str) -> Exchange:
+    def _exchange(self, requests: _Requests, name: str) -> Exchange:
         rounds = 0
 
         def exchange(endpoint: dict[str, Any]) -> Sequence[dict[str, Any]]:
             nonlocal rounds
             rounds += 1
-            peer.send("group.endpoint", self._meta(f"{name}/{rounds}"), (_packed(endpoint),))
-            frame = self._receive(peer, "group.endpoints", name)
+            requests.send("group.endpoint", self._meta(f"{name}/{rounds}"), (_packed(endpoint),))
+            frame = self._receive(requests, "group.endpoints", name)
             return [_unpacked(array) for array in frame.arrays]
 
         return exchange
 
-    def _receive(self, peer: Peer, kind: str, name: str) -> Frame:
+    def _receive(self, requests: _Requests, kind: str, name: str) -> Frame:
         """Return the answer that all ranks receive together."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            frame = peer.receive(LOOK_SECONDS)
+            frame = requests.receive()
             if frame is None:
                 self.check()
             elif frame.kind == "error":
@@ -481,9 +478,54 @@ def described(infos: Sequence[TaskInfo]) -> str:
     return f"{names} {'is' if len(infos) == 1 else 'are'}"
 
 
-def _answer_of(peer: Peer) -> Frame | None:
+class _Requests:
+    """Requests to the task that answers all ranks; ``connect`` makes a connection to it.
+
+    A request is sent again when the connection was lost, since it or its answer may be lost with it: the
+    task answers it once more. That ends with UnavailableError when no new connection is made within
+    `CONFIRM_SECONDS`, or after `MAX_LOSSES` lost ones.
+    """
+
+    def __init__(self, connect: Callable[[], Peer]) -> None:
+        self._connect, self._peer = connect, connect()
+        self._request: Callable[[Peer], None] = lambda peer: None
+        self._losses, self._deadline, self._lost = 0, math.inf, UnavailableError()
+
+    def send(self, kind: str, meta: dict[str, Any], arrays: Sequence[Array] = ()) -> None:
+        """Send a request, after the answer to the one before."""
+        self._request = lambda peer: peer.send(kind, meta, arrays)
+        self._request(self._peer)
+
+    def tell(self, kind: str, meta: dict[str, Any]) -> None:
+        """Send what needs no answer and is sent again anyway."""
+        self._peer.send(kind, meta)
+
+    def receive(self) -> Frame | None:
+        """Return an answer; None if none arrives within `LOOK_SECONDS`, or the request was sent again."""
+        try:
+            frame = self._peer.receive(LOOK_SECONDS)
+        except UnavailableError as error:
+            if self._peer.authenticated or not self._losses:
+                self._losses, self._lost = self._losses + 1, error
+                self._deadline = time.monotonic() + CONFIRM_SECONDS
+            self._peer.close()
+            self._peer, frame = self._connect(), None
+            self._request(self._peer)
+        is_late = not self._peer.authenticated and time.monotonic() > self._deadline
+        if is_late or self._losses > MAX_LOSSES:
+            raise self._lost
+        return frame
+
+    def __enter__(self) -> _Requests:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._peer.close()
+
+
+def _answer_of(requests: _Requests) -> Frame | None:
     """Return the answer to a request to form the group again, if it arrives within a moment."""
-    frame = peer.receive(LOOK_SECONDS)
+    frame = requests.receive()
     return frame if frame is not None and frame.kind in ("error", "group.members") else None
 
 
@@ -527,6 +569,10 @@ def _unpacked(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 #     group.lost      run, ranks, incarnations ─► these processes are lost, as another rank has found
 #     group.ended     run, rank ────────────────► this rank joins no more groups: ranks that wait get an error
 #
+# A connection may be reset with a request or its answer on it. The rank sends the request again
+# (`_Requests`), and the service, which keeps its last answers, gives the same one. A rank that gives up, and
+# forms the group again, ends the wait of those that have come to a group without it: they do the same.
+#
 # A new process asks every task to join, because it does not know which one is the first now. The first
 # replica sees the request on its training thread (`World.joining`), and says with its next update that the
 # group changes; all replicas then re-form it before the step that follows (see distribute/all_reduce.py).
@@ -540,7 +586,8 @@ def _unpacked(array: np.ndarray[Any, Any]) -> dict[str, Any]:
 
 Array = np.ndarray[Any, Any]
 KEPT_RUNS = 64  # that have ended and are remembered
-CONFIRM_SECONDS = 5.0  # in which the client may say that a rank is lost that cannot be reached
+CONFIRM_SECONDS = 5.0  # in which a rank that cannot be reached is again, or the client says that it is lost
+MAX_LOSSES = 3  # lost connections on which one rank's request, or its answer, may have been
 
 
 @dataclass(frozen=True)
@@ -662,6 +709,9 @@ class GroupCoordinator:
             what = f"rank {rank} of {list(ranks)} sent {len(frame.arrays)} endpoints for {name}"
             _push(sender, error_frame(InvalidArgumentError(what), self._name))
             return
+        if name == here.endpoints[0]:
+            _push(sender, here.endpoints[1])
+            return
         group = here.groups.setdefault(name, _Group(ranks))
         group.arrived[rank] = (sender, np.array(frame.arrays[0]))
         self._check_group(here, name)
@@ -671,12 +721,16 @@ class GroupCoordinator:
         missing = set(group.ranks) - group.arrived.keys()
         if not missing:
             endpoints = tuple(group.arrived[rank][1] for rank in group.ranks)
-            self._answer(here.groups.pop(name), Frame("group.endpoints", {}, endpoints))
+            here.endpoints = name, Frame("group.endpoints", {}, endpoints)
+            self._answer(here.groups.pop(name), here.endpoints[1])
         elif lost := sorted(missing & here.lost):
             error = TaskDiedError(f"the task of rank {lost[0]} has died")
             self._answer(here.groups.pop(name), self._failure(error))
         elif over := sorted(missing & here.over):
             self._answer(here.groups.pop(name), self._failure(_over(over[0])))
+        elif elsewhere := sorted(missing & {rank for one in here.reforms.values() for rank in one.arrived}):
+            what = f"the task of rank {elsewhere[0]} has failed, and forms the group again"
+            self._answer(here.groups.pop(name), self._failure(UnavailableError(what)))
 
     def _reform(self, frame: Frame, sender: Caller) -> None:
         here, name = self._of(frame.meta["run"]), str(frame.meta["group"])
@@ -695,7 +749,7 @@ class GroupCoordinator:
             reform.leaving.add(rank)
         if "admits" in frame.meta:  # of the first rank
             reform.first = frame.meta
-        self._check_reform(here, name)
+        self._check(here)
 
     def _check_reform(self, here: _Run, name: str) -> None:
         reform = here.reforms[name]
@@ -703,7 +757,8 @@ class GroupCoordinator:
         if over := sorted(missing & here.over):
             self._answer(here.reforms.pop(name), self._failure(_over(over[0])))
         elif not missing:
-            self._answer(here.reforms.pop(name), self._members(here, name, reform))
+            here.settled = self._members(here, name, reform)
+            self._answer(here.reforms.pop(name), here.settled)
 
     def _members(self, here: _Run, name: str, reform: _Group) -> Frame:
         """Return the ranks of the new group; those that the first rank admits are answered, too."""
@@ -754,7 +809,8 @@ class GroupCoordinator:
     def _take_answer(self, frame: Frame, sender: Caller) -> None:
         here, name = self._of(frame.meta["run"]), str(frame.meta["group"])
         if name in here.reforms:
-            self._answer(here.reforms.pop(name), Frame("group.members", frame.meta))
+            here.settled = Frame("group.members", frame.meta)
+            self._answer(here.reforms.pop(name), here.settled)
 
     def _left_out(self, rank: int) -> Frame:
         what = f"the others have continued without rank {rank}, which did not answer"
@@ -837,8 +893,10 @@ class _Run:
     """New processes that wait to join."""
     admitted: dict[int, int] = field(default_factory=dict)
     """The incarnations of the processes in the group, by rank, since it was formed again."""
+    endpoints: tuple[str, Frame] = ("", Frame(""))
+    """The name of the last group that is complete, and its endpoints."""
     settled: Frame | None = None
-    """The last answer to a request to form the group again, as this task has received it."""
+    """The last answer to a request to form the group again, as this task has given or received it."""
     joinable: bool = True
     """Whether this task's part of the run is still under way."""
 
@@ -869,9 +927,8 @@ class PeerMonitor:
     def __init__(self, task: Task, others: Sequence[TaskInfo]) -> None:
         here = [info for info in others if info.host == task.info.host]
         self._watch = ProcessMonitor({info.rank: info.pid for info in here})
-        self._peers = {
-            info.rank: Peer(info.address, task.keys, name=info.name) for info in others if info not in here
-        }
+        self._keys, self._away = task.keys, {info.rank: info for info in others if info not in here}
+        self._peers = {rank: self._connect(rank) for rank in self._away}
 
     def lost(self) -> list[int]:
         """Return the ranks that have ended, are frozen or cannot be reached."""
@@ -887,13 +944,21 @@ class PeerMonitor:
         for peer in self._peers.values():
             peer.close()
 
+    def _connect(self, rank: int) -> Peer:
+        info = self._away[rank]
+        return Peer(info.address, self._keys, name=info.name)
+
     def _unreachable(self) -> list[int]:
         found = []
-        for rank, peer in self._peers.items():
+        for rank, peer in list(self._peers.items()):
             try:
                 peer.check(SILENT_SECONDS)
             except UnavailableError:
-                found.append(rank)
+                if peer.authenticated:  # its connection is lost: its process, too, if it makes no other
+                    peer.close()
+                    self._peers[rank] = self._connect(rank)
+                else:
+                    found.append(rank)
         return found
 
     def __enter__(self) -> PeerMonitor:

@@ -117,6 +117,11 @@ class Hosts:
         command = [*self._inside(host), "ss", "-K", "state", "established"]
         subprocess.run(command, capture_output=True, check=False)
 
+    def is_connected(self, host: str, address: str) -> bool:
+        """Return whether a process of a host has a TCP connection to ``address``, "10.91.7.1:4242"."""
+        command = [*self._inside(host), "ss", "-Htn", "state", "established", "dst", address]
+        return bool(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
     def slow(self, host: str, *, rate: str = "", delay: str = "") -> None:
         """Limit what a host sends to a rate, such as "8mbit", or delay it, such as "40ms"."""
         limit = f"tbf rate {rate} burst 64kb latency 400ms" if rate else f"netem delay {delay}"

@@ -9,7 +9,7 @@ from host_namespaces import TwoHosts
 from hosts_cluster import CUT_OFF_SECONDS, NOTICED_SECONDS, HostsCluster
 from hosts_model import assert_alike, fit_alone
 from tiers import exhaustive, matrix
-from waiting import limit
+from waiting import limit, until
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(90)]
 
@@ -102,6 +102,24 @@ def test_a_reset_connection_costs_no_step(two_hosts: TwoHosts, places: dict[str,
     cluster.begin(strategy, {}, pause=True)
     two_hosts.reset_connections("b")
     cluster.resume()
+    assert cluster.results() == expected
+    cluster.close()
+
+
+@exhaustive
+@pytest.mark.parametrize("first", ["worker0", "worker1"])
+def test_connections_that_are_reset_while_one_forms_the_group_again(two_hosts: TwoHosts, first: str) -> None:
+    """It waits at the Server of worker 0, which also watches the others, until another one has failed."""
+    cluster = HostsCluster(two_hosts, PAIR)
+    cluster.begin("multi_worker", {})
+    expected = cluster.results()
+    cluster.begin("multi_worker", {}, pause=True)
+    last = "worker1" if first == "worker0" else "worker0"
+    cluster[first].tell("continue")
+    for _ in range(3):
+        two_hosts.reset_connections("b")
+        until(lambda: two_hosts.is_connected(PAIR[first], cluster.address(last)))
+    cluster[last].tell("continue")
     assert cluster.results() == expected
     cluster.close()
 

@@ -131,3 +131,25 @@ def test_a_rank_that_leaves_takes_part_in_the_reform_and_not_in_the_group(order:
     for rank in ranks:
         assert rank.received[0].meta["ranks"] == [3, 5]
         assert rank.received[0].meta["left"] == [4]
+
+
+def test_a_request_that_is_sent_again_gets_the_same_answer(server: FakeServer, ranks: list[Caller]) -> None:
+    for kind in ("group.endpoint", "group.reform"):
+        for rank in ranks:
+            server.send(kind, rank)
+        again = Caller(4)
+        server.send(kind, again)
+        (found,), expected = again.received, ranks[1].received[-1]
+        assert (found.kind, found.meta) == (expected.kind, expected.meta)
+        assert [array.tolist() for array in found.arrays] == [array.tolist() for array in expected.arrays]
+
+
+@pytest.mark.parametrize("first", ["group.endpoint", "group.reform"])
+def test_no_rank_waits_in_a_group_for_one_that_forms_it_again(
+    server: FakeServer, ranks: list[Caller], first: str
+) -> None:
+    last = "group.reform" if first == "group.endpoint" else "group.endpoint"
+    server.send(first, ranks[0])
+    server.send(last, ranks[1])
+    waits = ranks[0] if first == "group.endpoint" else ranks[1]
+    assert "has failed, and forms the group again" in waits.error

@@ -75,7 +75,7 @@ class Peer:
         self._sequence = 0
         self._pushed: deque[Frame] = deque()
         self._connected = False  # TCP connection made
-        self._authenticated = False  # CURVE handshake completed at least once
+        self._authenticated = False
         self._lost = False
         self.was_lost = False
         """Whether the connection was ever lost, and perhaps messages with it."""
@@ -93,6 +93,11 @@ class Peer:
         self._poller.register(self._monitor, zmq.POLLIN)
         if reachable:
             self._socket.connect(f"tcp://{address}")
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether the CURVE handshake has been completed at least once."""
+        return self._authenticated
 
     def call(
         self,
