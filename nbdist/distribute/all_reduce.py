@@ -130,6 +130,10 @@ class AllReduceReplica(
     """Whether control values have an exchange of their own, and not a place in the last bucket."""
     _omitted = 0
     """Steps so far that all have left out because nothing in the batch counts."""
+    _ends = 0
+    """Epochs so far whose end all have agreed on."""
+    _ended = False
+    """Whether any replica wanted to end the training at the last of them."""
 
     def __init__(
         self,
@@ -155,6 +159,7 @@ class AllReduceReplica(
         self._controls = COUNT + strategy.metrics
         self._measures: list[float] = []  # what this replica has measured in the step, for the control values
         self._wanted: float | None = None  # the learning rate that the next step sends to all
+        self._agreed = np.zeros(self._controls)  # the control values of the last exchange
         self.begin_group(strategy, variables)
         if self._group.rank == 0:  # the first step makes all have one rate, whatever their optimizers say
             self._wanted = optimizer.learning_rate
@@ -283,12 +288,14 @@ class AllReduceReplica(
         except UnavailableError as error:
             if self._recover(error):
                 raise RetryStep from None
+            self._take_measures()
             return  # the others had completed this step
         self._unmarked = set(self._names)
         self.report.waited += self._group.waited - waited
-        self._stops = bool(self._control[STOP])
-        self.note_changes(int(self._control[JOINS]), int(self._control[LEAVES]))
-        if self._control[HAS_RATE]:
+        self._agreed[...] = self._control
+        self._stops = bool(self._agreed[STOP])
+        self.note_changes(int(self._agreed[JOINS]), int(self._agreed[LEAVES]))
+        if self._agreed[HAS_RATE]:
             self._take_rate()
         self._overflowed = False
         part, is_weighed = self._take_measures()
@@ -312,7 +319,7 @@ class AllReduceReplica(
 
         And whether it is not that of the examples, so that the sums of the gradients are to be divided by it.
         """
-        loss, part, weighed, examples, *metrics = self._control[MEASURES:].tolist()
+        loss, part, weighed, examples, *metrics = self._agreed[MEASURES:].tolist()
         if part:
             self.report.measured = loss / part, *(one / examples for one in metrics)
         return part, bool(weighed)
@@ -320,8 +327,8 @@ class AllReduceReplica(
     def _leaves_out(self) -> bool:
         """Return whether all replicas leave out the step of the last exchange, and note why."""
         self.report.nonfinite = None
-        self.report.overflows += bool(self._control[OVERFLOWS])
-        return bool(self._control[OVERFLOWS])
+        self.report.overflows += bool(self._agreed[OVERFLOWS])
+        return bool(self._agreed[OVERFLOWS])
 
     def _apply(self) -> None:
         """Change the parameters by the sums of the gradients."""
@@ -401,18 +408,21 @@ class AllReduceReplica(
 
     def _take_rate(self) -> None:
         """Take the rate that the first replica sent; copies stay equal, because all take it in one step."""
-        sent = self._control[RATE].astype(np.uint8)
+        sent = self._agreed[RATE].astype(np.uint8)
         self._optimizer.learning_rate = float(sent.view(np.float64)[0])
         self._control[HAS_RATE], self._control[RATE], self._wanted = 0, 0, None
 
     def end_epoch(self, stop: bool) -> bool:
         """Return whether any replica wants to end the training."""
-        while True:
+        repeats = True
+        while repeats:
             try:
                 with self._same_batches():
-                    return bool(self._group.all_reduce(np.array(stop or self._stops), "max"))
+                    self._ended = bool(self._group.all_reduce(np.array(stop or self._stops), "max"))
+                    self._ends, repeats = self._ends + 1, False
             except UnavailableError as error:
-                self._recover(error)
+                repeats = self._recover(error)
+        return self._ended
 
     @contextmanager
     def _same_batches(self) -> Iterator[None]:
@@ -432,13 +442,14 @@ class AllReduceReplica(
             ) from None
 
     def _recover(self, error: UnavailableError) -> bool:
-        """Continue with the remaining replicas; return whether the current step must be repeated.
+        """Continue with the remaining replicas; return whether the current exchange must be repeated.
 
-        Some may have completed it when a death interrupted the others: all take the newest parameters.
+        Some may have completed it when a death interrupted the others: all take the newest parameters, and
+        what all have agreed on in a step or at the end of an epoch.
         """
-        made = self._made
+        exchanged = self._made + self._ends
         self.form_again(error)
-        return made == self._made
+        return exchanged == self._made + self._ends
 
     @property
     def _made(self) -> int:
@@ -448,9 +459,9 @@ class AllReduceReplica(
     def take_newest(self) -> None:
         """Take parameters, slots, step and learning rate of the replica with the most updates."""
         group = self._group
-        made = -1 if self.is_new else self._made
-        own = np.array([made, self._optimizer.learning_rate, self.report.global_step, self._omitted])
-        known = group.all_gather(own)
+        made = -1 if self.is_new else self._made + self._ends
+        counts = [self.report.global_step, self._omitted, self._ends, self._ended]
+        known = group.all_gather(np.array([made, self._optimizer.learning_rate, *counts]))
         root = int(known[:, 0].argmax())
         if known[root, 0] < 0:
             raise TaskDiedError("all workers that had parameters are lost, and the new ones have none")
@@ -458,12 +469,13 @@ class AllReduceReplica(
         for flat, slots in kept:
             for array in (flat, *(slots[name] for name in sorted(slots))):
                 group.broadcast(array, root, out=array)
+        group.broadcast(self._agreed, root, out=self._agreed)
         if (known[:, 0] < 0).any():
             self.share_position(root)
         self._begin_buckets()
-        self.report.global_step, self._optimizer.learning_rate = int(known[root, 2]), float(known[root, 1])
-        self._omitted = int(known[root, 3])
-        self.report.overflows = int(known[root, 0]) - self.report.global_step - self._omitted
+        self._optimizer.learning_rate, self._ended = float(known[root, 1]), bool(known[root, 5])
+        made, self.report.global_step, self._omitted, self._ends = map(int, known[root, [0, 2, 3, 4]])
+        self.report.overflows = made - self.report.global_step - self._omitted - self._ends
 
     def finish(self) -> None:
         """Do nothing: every update is applied when ``push`` returns."""

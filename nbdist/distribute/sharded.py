@@ -262,9 +262,9 @@ class ShardedReplica(AllReduceReplica, Reads):
 
     def _leaves_out(self) -> bool:
         left_out = super()._leaves_out()
-        if self._control[SKIPS]:
+        if self._agreed[SKIPS]:
             self.report.nonfinite = Nonfinite("the loss of a replica is NaN or infinite", scaled=False)
-        elif self._control[NONFINITE]:
+        elif self._agreed[NONFINITE]:
             self.report.nonfinite = Nonfinite("a gradient is NaN or infinite", scaled=True)
         return left_out or self.report.nonfinite is not None
 
@@ -308,9 +308,9 @@ class ShardedReplica(AllReduceReplica, Reads):
                 self._mark_rest()  # others, which still compute, wait for both
                 self._gathers.end_step()
             super().push()
-            if self._control[ASKS_STATE]:
+            if self._agreed[ASKS_STATE]:
                 self._gather_slots()
-            if self._gathers is not None and (self._control[ASKS_STATE] or self._control[ASKS_VALUES]):
+            if self._gathers is not None and (self._agreed[ASKS_STATE] or self._agreed[ASKS_VALUES]):
                 self._asks_values = False
                 self._gathers.gather_all(keeps=self._group.rank == 0)
 

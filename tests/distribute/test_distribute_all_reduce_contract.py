@@ -195,3 +195,20 @@ def test_a_step_that_some_have_left_out_is_not_repeated_after_a_death() -> None:
         return repeats, replica.report.global_step, replica.report.overflows
 
     assert everywhere(multi_worker(2), body) == [(True, 3, 1), (False, 3, 1)]
+
+
+def test_the_end_of_an_epoch_that_some_have_agreed_on_is_not_repeated_after_a_reset() -> None:
+    """Nor are measures lost with a step that only the first replica has completed."""
+
+    def body(strategy: Any, here: Context) -> tuple[bool, int, bool, Any]:
+        replica = strategy.replica([("w", np.zeros(3, np.float32))], SGD(0.1))
+        replica.form_again = lambda error: replica.take_newest()
+        if here.is_chief:
+            replica._ends, replica._ended = 1, True
+            replica._agreed[all_reduce.MEASURES :] = 6, 4, 0, 4
+        repeats = replica._recover(UnavailableError("a connection is lost"))
+        replica._take_measures()
+        replica.close()
+        return repeats, replica._ends, replica._ended, replica.report.measured
+
+    assert everywhere(multi_worker(2), body) == [(True, 1, True, (1.5,)), (False, 1, True, (1.5,))]
