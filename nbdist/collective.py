@@ -11,10 +11,13 @@ The group is formed at the first call; ``%%distribute --collective`` says of whi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from nbdist.errors import UnavailableError
 from nbdist.runtime.groups import World
 from nbdist.train.context import current
 
@@ -61,13 +64,14 @@ def all_reduce(x: Any, op: str = "mean", out: Array | None = None) -> Array:
 
     The result has the dtype of ``x``; means of integers are float64. All replicas make the same calls, in the
     same order. Raises InvalidArgumentError on all of them if their calls differ, UnavailableError if one has
-    died, AbortedError if the run was aborted. Source: ring all-reduce (Patarasuk and Yuan 2009) between
-    hosts; in shared memory each rank reduces a part.
+    died or a connection was lost (the call is not repeated), AbortedError if the run was aborted. Source:
+    ring all-reduce (Patarasuk and Yuan 2009) between hosts; in shared memory each rank reduces a part.
 
     >>> all_reduce(np.array([1.0, 2.0]), "sum")
     array([1., 2.])
     """
-    return _world().common.all_reduce(x, op, out)
+    with _explained():
+        return _world().common.all_reduce(x, op, out)
 
 
 def all_gather(x: Any, out: Array | None = None) -> Array:
@@ -79,7 +83,8 @@ def all_gather(x: Any, out: Array | None = None) -> Array:
     >>> all_gather([3, 4])
     array([[3, 4]])
     """
-    return _world().common.all_gather(x, out)
+    with _explained():
+        return _world().common.all_gather(x, out)
 
 
 def reduce_scatter(x: Any, op: str = "mean", out: Array | None = None) -> Array:
@@ -95,7 +100,8 @@ def reduce_scatter(x: Any, op: str = "mean", out: Array | None = None) -> Array:
     >>> reduce_scatter([1.0, 2.0], "sum")
     array([1., 2.])
     """
-    return _world().common.reduce_scatter(x, op, out)
+    with _explained():
+        return _world().common.reduce_scatter(x, op, out)
 
 
 def broadcast(x: Any, root: int = 0, out: Array | None = None) -> Array:
@@ -110,12 +116,14 @@ def broadcast(x: Any, root: int = 0, out: Array | None = None) -> Array:
     >>> broadcast(5.0)
     array(5.)
     """
-    return _world().common.broadcast(x, root, out)
+    with _explained():
+        return _world().common.broadcast(x, root, out)
 
 
 def barrier() -> None:
     """Return when every replica has called it."""
-    _world().common.barrier()
+    with _explained():
+        _world().common.barrier()
 
 
 def formed() -> bool:
@@ -126,6 +134,19 @@ def formed() -> bool:
 def leave() -> None:
     """Leave the group; the next call forms another, with all other replicas."""
     _world().close()
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Add to the error of a lost replica or connection why the call is not repeated."""
+    try:
+        yield
+    except UnavailableError as error:
+        raise type(error)(
+            f"{error}. A call of nb.collective is not repeated: its arrays are perhaps half written, and "
+            "other replicas may have completed it. Run the cell again; fit() and loops over a strategy's "
+            "dataset repeat the step by themselves"
+        ) from None
 
 
 def _world() -> World:
