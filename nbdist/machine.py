@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,9 +22,19 @@ ROOT = Path("/")
 UNLIMITED = 1 << 60  # bytes; v1 writes a number near 2**63 for no limit
 
 
-def count_cores(root: Path = ROOT) -> int:
-    """Return how many cores this process may use; a part of one that a quota leaves counts as one."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def count_cores(root: Path = ROOT, others: Iterable[int] = ()) -> int:
+    """Return how many cores this process may use; a part of one that a quota leaves counts as one.
+
+    With ``others``, the numbers of processes of this host, how many all of them may use together: a launcher
+    may have bound each to cores of its own.
+    """
+    allowed = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = os.sched_getaffinity(0)
+        for process in others:
+            with suppress(OSError):  # it has ended, or is in another PID namespace
+                cores |= os.sched_getaffinity(process)
+        allowed = len(cores)
     return min(allowed, max(1, math.ceil(quota))) if (quota := cpu_quota(root)) is not None else allowed
 
 

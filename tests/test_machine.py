@@ -69,6 +69,19 @@ def test_cores_are_those_of_the_affinity_and_of_the_quota(
     assert count_cores(tmp_path / "nowhere") == 4
 
 
+def test_processes_that_are_bound_to_cores_of_their_own_have_them_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bound(process: int) -> set[int]:
+        if process == 9:
+            raise ProcessLookupError
+        return {process}
+
+    monkeypatch.setattr(os, "sched_getaffinity", bound, raising=False)
+    assert count_cores(tmp_path) == 1
+    assert count_cores(tmp_path, others=[1, 2, 9]) == 3
+
+
 def test_memory_is_what_the_limit_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = psutil.virtual_memory()._replace(available=4 * GIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)

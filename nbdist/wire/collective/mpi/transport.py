@@ -11,7 +11,6 @@ caller's, and unfinished requests keep their rows alive.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from nbdist.errors import UnavailableError
+from nbdist.machine import count_cores
 from nbdist.wire.collective.base import AbortCheck, GroupBroken, GroupFailure, Member
 from nbdist.wire.collective.shm.sync import ProcessMonitor
 from nbdist.wire.ordering import yield_core
@@ -66,7 +66,7 @@ class MpiTransport:
         tags = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) or LEAST_TAGS - 1
         self._tag = member.incarnation % (tags // TAGS) * TAGS  # keeps groups apart
         self.control = ControlMessages(mpi, comm, member, ranks, self._tag + CONTROL, self.row(ROOM))
-        self._spins = SPINS if len(ranks) <= (os.cpu_count() or 1) else 1
+        self._spins = SPINS if len(ranks) <= count_cores(others=monitor.pids) else 1
         self._testall: Callable[[list[Any]], bool] = mpi.Request.Testall
         self._requests: list[Any] = []  # with, for each request, its rank and whether it is a receive
         self._peers: list[int] = []

@@ -28,6 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nbdist.machine import count_cores
 from nbdist.wire.collective.base import CHECK_EVERY, AbortCheck, GroupBroken, GroupFailure
 from nbdist.wire.collective.call import CollectiveCall
 from nbdist.wire.collective.shm.segment import (
@@ -72,7 +73,7 @@ class Synchronizer:
         self._others = [other for other in range(len(segments)) if other != rank]
         self._bell, self._ringers, self._monitor = bell, ringers, monitor
         self._ringing = threading.Lock()
-        self._spins = SPINS if len(segments) <= (os.cpu_count() or 1) else 1
+        self._spins = SPINS if len(segments) <= count_cores(others=monitor.pids) else 1
         self._affinity = CoreAffinity(rank, self._words)
         self._poll = select.poll()
         self._poll.register(bell.fileno(), select.POLLIN)
@@ -244,6 +245,11 @@ class FreezeDetector:
         self._stopped.pop(rank, None)
         if pid not in (0, os.getpid()):
             self._pids[rank] = pid
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The watched processes."""
+        return [*self._pids.values()]
 
     def pid_of(self, rank: int) -> int:
         """Return the watched process of a rank, 0 if there is none."""
