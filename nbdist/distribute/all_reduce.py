@@ -293,6 +293,10 @@ class AllReduceReplica(
         self._unmarked = set(self._names)
         self.report.waited += self._group.waited - waited
         self._agreed[...] = self._control
+        self._complete(rows)
+
+    def _complete(self, rows: Sequence[RowGradient]) -> None:
+        """Do what the last exchange has agreed on, with the sums and the ``rows`` that it has brought."""
         self._stops = bool(self._agreed[STOP])
         self.note_changes(int(self._agreed[JOINS]), int(self._agreed[LEAVES]))
         if self._agreed[HAS_RATE]:

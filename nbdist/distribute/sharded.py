@@ -32,6 +32,8 @@ values of a push, and all replicas gather them before the next step (`ask_state`
 A state continues on any number of replicas, and in any stage: each takes its part.
 
 Deaths. The slots of a lost replica are nowhere else, so the run ends, and continues from its last state.
+After a lost connection, with all replicas alive, those that a step has failed on complete it where others
+have (`ShardedReplica.take_newest`), or all repeat it; not in stage 3.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ from nbdist.numbers import is_whole
 from nbdist.optim import Optimizer
 from nbdist.runtime.groups import World
 from nbdist.runtime.layout import ALIGNMENT
+from nbdist.runtime.tables import RowGradient
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.boundary import all_finite
 from nbdist.train.capabilities import Nonfinite, Reads, StepSpans
@@ -158,6 +161,12 @@ class ShardedStrategy(AllReduceStrategy):
         """Return that training continues without none: a lost replica has had a part of the slots."""
         return []
 
+    def outlive(self, error: UnavailableError, progress: tuple[int, int]) -> None:
+        """Continue after a lost connection; raise ``error`` where a replica is lost."""
+        if self.world.reform().lost:
+            raise error
+        super().outlive(error, progress)
+
 
 class ShardedReplica(AllReduceReplica, Reads):
     """One copy of the parameters, with the optimizer's slots of its part of each bucket."""
@@ -176,6 +185,8 @@ class ShardedReplica(AllReduceReplica, Reads):
     """In stage 3, the parameters."""
     _asks_values = False
     """Whether the chief asks for all parameters, with its next push."""
+    _shared = 0
+    """How often the slots of all replicas were gathered."""
     _skips = False
     """Whether all are to leave out this step, because the loss is not a finite number here."""
 
@@ -309,19 +320,28 @@ class ShardedReplica(AllReduceReplica, Reads):
                 self._gathers.end_step()
             super().push()
             if self._agreed[ASKS_STATE]:
-                self._gather_slots()
+                self._share_slots()
             if self._gathers is not None and (self._agreed[ASKS_STATE] or self._agreed[ASKS_VALUES]):
                 self._asks_values = False
                 self._gathers.gather_all(keeps=self._group.rank == 0)
 
-    def _apply(self) -> None:
-        super()._apply()
-        if self._group.size == 1 or self._gathers is not None:
+    def _complete(self, rows: Sequence[RowGradient]) -> None:
+        before = self.report.global_step
+        super()._complete(rows)
+        if self.report.global_step == before or self._gathers is not None:
             return
         waited = self._group.waited
-        for flat, own in zip(self._flats, self._parts, strict=True):
-            self._group.all_gather(own, out=self._by_rank(flat))
+        try:
+            self._gather_parameters()
+        except UnavailableError as error:
+            self.form_again(error)  # which gathers them, too
         self.report.waited += self._group.waited - waited
+
+    def _gather_parameters(self) -> None:
+        """Bring what each replica has updated to all."""
+        for flat, own in zip(self._flats, self._parts, strict=True):
+            if self._group.size > 1:
+                self._group.all_gather(own, out=self._by_rank(flat))
 
     def fetch_together(self, wanted: bool) -> None:
         """Bring all parameters to the replicas that want them; in stage 3 all replicas call it."""
@@ -342,8 +362,33 @@ class ShardedReplica(AllReduceReplica, Reads):
         with _fatal_losses():
             return super().end_epoch(stop)
 
-    def _recover(self, error: UnavailableError) -> bool:
-        raise error  # no other replica has the slots of a lost one
+    def form_again(
+        self, error: UnavailableError | None = None, admits: Sequence[int] = (), leaves: bool = False
+    ) -> None:
+        """Form the group again with all replicas after a lost connection; raise ``error`` in stage 3."""
+        if self._gathers is not None and error is not None:
+            raise error  # it may have come in the middle of a pass, which gathers in a group of its own
+        super().form_again(error, admits, leaves)
+
+    def take_newest(self) -> None:
+        """Have all complete what some have completed: no replica has another one's slots.
+
+        Where one has the control values of a step, all have the sums of their parts, which come before.
+        """
+        group = self._group
+        made = [self._made + self._ends, self._ends, self._ended, self._shared]
+        known = group.all_gather(np.array(made, np.int64))
+        newest = known[known[:, 0].argmax()]
+        group.broadcast(self._agreed, int(known[:, 0].argmax()), out=self._agreed)
+        if newest[1] > self._ends:
+            self._ends, self._ended = int(newest[1]), bool(newest[2])
+        elif newest[0] > made[0]:
+            super()._complete(())
+        self._gather_parameters()
+        if (known[:, 3] != made[3]).any():
+            self._gather_slots()
+        self._shared = int(known[:, 3].max())
+        self._begin_buckets()
 
     def ask_state(self) -> bool:
         """Return whether all slots are here; if not, the next push or ``finish`` brings them."""
@@ -354,7 +399,7 @@ class ShardedReplica(AllReduceReplica, Reads):
         """Gather the slots of all replicas if the chief wants the state in which the training ends."""
         with _fatal_losses():
             if self._group.all_reduce(np.array(self._asks_state), "max"):
-                self._gather_slots()
+                self._share_slots()
             if self._gathers is not None:
                 self._gathers.gather_all(keeps=True)
 
@@ -363,6 +408,16 @@ class ShardedReplica(AllReduceReplica, Reads):
         super().close()
         if self._gathers is not None:
             self._gathers.close()
+
+    def _share_slots(self) -> None:
+        """Have the chief receive the slots of all replicas, again after a lost connection."""
+        wanted = self._shared + 1
+        while self._shared < wanted:
+            try:
+                self._gather_slots()
+                self._shared = wanted
+            except UnavailableError as error:
+                self.form_again(error)
 
     def _gather_slots(self) -> None:
         """Have the chief receive the slots of all replicas, bucket by bucket."""
@@ -398,9 +453,9 @@ def _fatal_losses() -> Iterator[None]:
         yield
     except UnavailableError as error:
         raise type(error)(
-            f"{error}. The optimizer's slots of its part are lost with it, so --strategy "
-            f"{ShardedStrategy.name} does not continue without it: continue from the last state with "
-            "--resume (--checkpoint-every writes states)"
+            f"{error}. --strategy {ShardedStrategy.name} does not continue: the optimizer's slots of its "
+            "part are lost with a worker, and --stage 3 repeats no step after a lost connection. Continue "
+            "from the last state with --resume (--checkpoint-every writes states)"
         ) from None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from nbdist.nn import (
     losses,
 )
 from nbdist.optim import OPTIMIZERS, SGD, Adam, Optimizer
+from nbdist.runtime.groups import Departed
 from nbdist.testing.strategy import PATIENCE, everywhere, fitted, model, points
 from nbdist.train import epochs
 from nbdist.train.callbacks import Callback
@@ -190,7 +192,8 @@ def test_a_loop_of_ones_own_continues_on_another_number_of_replicas(tmp_path: Pa
 
 
 def test_a_lost_replica_ends_the_training_with_the_remedy() -> None:
-    def body(strategy: Strategy, _: Context) -> None:
+    def body(strategy: Any, _: Context) -> None:
+        strategy.world.reform = lambda: Departed([SimpleNamespace(rank=1)], [])  # type: ignore[list-item]
         replica: Any = strategy.replica([("w", np.zeros(3, np.float32))], Adam(0.1))
         if strategy.replica_index == 1:
             replica._group.close()  # as at the end of its process

@@ -15,6 +15,7 @@ from nbdist.distribute import (
     ElasticAveragingStrategy,
     MultiWorkerMirroredStrategy,
     ParameterServerStrategy,
+    ShardedStrategy,
     Strategy,
 )
 from nbdist.errors import NbdistError
@@ -36,6 +37,7 @@ OF_WORLD: dict[str, Callable[..., Strategy]] = {
     "multi_worker": MultiWorkerMirroredStrategy,
     "elastic": ElasticAveragingStrategy,
     "central": CentralStorageStrategy,
+    "sharded": ShardedStrategy,
 }
 held: dict[str, Any] = {}
 

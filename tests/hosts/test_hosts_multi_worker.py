@@ -92,8 +92,8 @@ def test_after_a_death_the_others_of_both_hosts_continue(two_hosts: TwoHosts) ->
 
 @pytest.mark.parametrize(
     ("places", "strategy"),
-    matrix([(PAIR, "multi_worker")], rest=[(FOUR, "multi_worker"), (PAIR, "elastic")]),
-    ids=["pair", "four", "elastic"],
+    matrix([(PAIR, "multi_worker")], rest=[(FOUR, "multi_worker"), (PAIR, "elastic"), (PAIR, "sharded")]),
+    ids=["pair", "four", "elastic", "sharded"],
 )
 def test_a_reset_connection_costs_no_step(two_hosts: TwoHosts, places: dict[str, str], strategy: str) -> None:
     cluster = HostsCluster(two_hosts, places)
@@ -125,22 +125,43 @@ def test_connections_that_are_reset_while_one_forms_the_group_again(two_hosts: T
 
 
 @exhaustive
-@pytest.mark.parametrize("places", [PAIR, FOUR], ids=["pair", "four"])
+@pytest.mark.parametrize(
+    ("places", "strategy", "options"),
+    [
+        (PAIR, "multi_worker", {}),
+        (FOUR, "multi_worker", {}),
+        (PAIR, "sharded", {"stage": 1}),
+        (FOUR, "sharded", {"stage": 2}),
+    ],
+    ids=["pair", "four", "sharded", "sharded four"],
+)
 def test_connections_that_are_reset_in_the_middle_of_steps(
-    two_hosts: TwoHosts, places: dict[str, str]
+    two_hosts: TwoHosts, places: dict[str, str], strategy: str, options: dict[str, int]
 ) -> None:
     """Each comes when the one before it is repaired, which takes about half a second."""
     cluster = HostsCluster(two_hosts, places)
     model = {"epochs": 60, "width": 30_000}
-    cluster.begin("multi_worker", {}, **model)
+    cluster.begin(strategy, options, **model)
     expected = cluster.results()
-    cluster.begin("multi_worker", {}, **model)
+    cluster.begin(strategy, options, **model)
     made = 0
     while made < 3 and cluster["worker0"].silent(1.5):
         two_hosts.reset_connections("ab"[made % 2])
         made += 1
     assert made
     assert cluster.results() == expected
+    cluster.close()
+
+
+@exhaustive
+def test_a_reset_in_stage_3_ends_the_training_with_the_remedy(two_hosts: TwoHosts) -> None:
+    cluster = HostsCluster(two_hosts, PAIR)
+    cluster.begin("sharded", {"stage": 3}, pause=True)
+    two_hosts.reset_connections("b")
+    cluster.resume()
+    for text in cluster.errors(NOTICED_SECONDS):
+        assert "--stage 3 repeats no step after a lost connection" in text
+        assert "--resume" in text
     cluster.close()
 
 
