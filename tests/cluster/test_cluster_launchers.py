@@ -6,6 +6,7 @@ import ast
 import inspect
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError, Missing
 from nbdist.lab.readers.capabilities import about
 from nbdist.ui.flags import START_FLAGS, usage
 
-PACKAGE = Path(__file__).parents[2] / "nbdist"
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "nbdist"
 each = pytest.mark.parametrize("spec", LAUNCHERS.values(), ids=lambda spec: spec.name)
 here = pytest.mark.parametrize(
     "spec", [spec for spec in LAUNCHERS.values() if not spec.is_elsewhere()], ids=lambda spec: spec.name
@@ -72,6 +74,21 @@ def test_a_setting_is_a_flag_of_its_launcher_only(spec: LauncherSpec) -> None:
         assert setting.name not in parameters
         assert START_FLAGS[setting.flag].option == setting.name
     assert spec.read_settings({}) == {setting.name: setting.default for setting in spec.settings}
+
+
+def test_the_documentation_has_a_row_for_each_launcher() -> None:
+    page = (ROOT / "docs" / "hosts.md").read_text()
+    section = page.partition("\n## Launchers\n")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if "|" in line]
+    documented = {row[0].strip("`"): row[1:] for row in rows[2:]}  # below the head
+    assert list(documented) == list(LAUNCHERS)
+    for name, (starts, _, settings, tried, _) in documented.items():
+        spec = LAUNCHERS[name]
+        assert starts == spec.help, name
+        assert settings == (", ".join(f"`{one.flag}`" for one in spec.settings) or "none"), name
+        tests = re.findall(r"`(tests/[\w./]+)`", tried)
+        assert tests, f"{name}: name the tests that run it"
+        assert all((ROOT / path).exists() for path in tests), f"{name}: {tests}"
 
 
 @each
