@@ -1,15 +1,19 @@
 """PBS, SGE, LSF and HTCondor: the commands that submit, and what the systems print. No system runs here.
 
-`tests/slurm` runs PBS's commands, as far as Slurm has them. The texts follow the manuals of the systems.
+`tests/slurm` runs PBS's commands, as far as Slurm has them. The texts of SGE are those of 8.1.9; the others
+follow the manuals of the systems.
 """
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from nbdist.cluster.launchers.batch.formats import read_htcondor, read_lsf, read_pbs, read_sge, seconds_of
+from nbdist.cluster.launchers.batch.launcher import BatchLauncher
 from nbdist.cluster.launchers.batch.request import (
     allocation_of,
     batch_fits,
@@ -111,9 +115,16 @@ LIMIT = "hard resource_list:         h_vmem=4G,h_rt=3600\n"
             sge("qw  ", details="scheduling info:            (Collecting of scheduler job information is"),
             Job("7", "PENDING", NO_REASON),
         ),
+        (
+            sge("qw  ", details="scheduling info:            There are no messages available\n"),
+            Job("7", "PENDING", NO_REASON),
+        ),
         (sge("hqw  "), Job("7", "PENDING", "it is held; qrls releases it")),
         (
-            sge("Eqw  ", details="error reason    1:          can't chdir to /nfs\n"),
+            sge(
+                "Eqw  ",
+                details="error reason 1:  11/30/2026 09:34:09 [1234:692]: error: can't chdir to /nfs\n",
+            ),
             Job("7", "FAILED", "can't chdir to /nfs"),
         ),
         (sge("t all.q@n1 MASTER"), Job("7", "CONFIGURING")),
@@ -253,13 +264,33 @@ def test_what_a_system_does_not_have_is_refused(name: str, request_: BatchReques
 
 def test_programs_are_reached_as_users_of_a_system_expect() -> None:
     program = ("/opt/py", "-m", "x", "n1")
-    for name, inside in (("pbs", "ssh"), ("sge", "qrsh -inherit n1"), ("lsf", "blaunch n1")):
+    for name, inside in (("pbs", "ssh"), ("sge", "qrsh -inherit n1 exec /opt/py -m"), ("lsf", "blaunch n1")):
         system = SYSTEMS[name]
         assert system.reach("7", "n1", program, "")[-3:] == ["--", "n1", "exec /opt/py -m x n1"]
         assert " ".join(system.reach_inside("7", "n1", program, "")).startswith(inside)
     answer = "0\t2\tslot1@n1\t1\tundefined\t0\t0\tundefined\n1\t2\tslot1@n2\t1\tundefined\t0\t0\tundefined\n"
     command = SYSTEMS["htcondor"].reach("7", "n2", program, answer)
     assert command == ["condor_ssh_to_job", "-auto-retry", "7.1", "exec /opt/py -m x n1"]
+
+
+def test_a_job_with_fewer_machines_than_asked_for_is_refused() -> None:
+    launcher = BatchLauncher(BatchRequest("sge", 2, parallel_environment="mpi"), b"", ())
+    assert launcher.nodes_of(Job("7", "RUNNING", nodes=("n1", "n2"))) == ("n1", "n2")
+    with pytest.raises(UnavailableError, match=r"job 7 has 1 of the 2 nodes .* \(n1\)\. Name a parallel env"):
+        launcher.nodes_of(Job("7", "RUNNING", nodes=("n1",)))
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(3599, "COMPLETED"), (3601, "TIMEOUT")])
+def test_the_clock_says_that_the_time_of_a_job_was_over(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, state: str
+) -> None:
+    launcher = BatchLauncher(BatchRequest("sge"), b"", ())
+    answers = [Job("7", "RUNNING", left=3600, limit=7200), Job("7", "COMPLETED")]
+    monkeypatch.setattr(launcher, "_ask", lambda: answers.pop(0))
+    monkeypatch.setattr(time, "monotonic", Mock(side_effect=[100.0, 100.0 + seconds]))
+    assert launcher.look().state == "RUNNING"
+    ended = launcher.look()
+    assert (ended.state, ended.limit) == (state, 7200 if state == "TIMEOUT" else None)
 
 
 def test_the_job_around_this_process_has_its_nodes(tmp_path: Path) -> None:

@@ -77,6 +77,10 @@ def read_pbs(number: str, text: str, now: float = 0.0) -> Job:
     )
 
 
+SGE_STAMP = r"(?:[\d/]+ [\d:]+ \[\d+:\d+\]: )?(?:error: )?"  # 11/30/2026 09:34:09 [1234:692]:
+SGE_SILENT = "There are no messages available"
+
+
 def read_sge(number: str, text: str, now: float = 0.0) -> Job:
     """Return the job that ``qstat -xml -g t`` and ``qstat -j`` print, one after the other.
 
@@ -86,9 +90,9 @@ def read_sge(number: str, text: str, now: float = 0.0) -> Job:
     table, end, details = text.rpartition("</job_info>")
     rows = rows_of_sge(number, table + end or text)
     states = {row.get("state", "") for row in rows}
-    found = re.search(r"^error reason\s+\d+:\s*(.*)", details, re.MULTILINE)
+    found = re.search(rf"^error reason\s+\d+:\s*{SGE_STAMP}(.*)", details, re.MULTILINE)
     if not found and "qw" in states:
-        found = re.search(r"^scheduling info:\s*([^(\s-].*)", details, re.MULTILINE)
+        found = re.search(rf"^scheduling info:\s*(?!{SGE_SILENT})([^(\s-].*)", details, re.MULTILINE)
     reason = found[1].strip() if found else ""
     if not rows:
         return job_of(number, "COMPLETED", reason)

@@ -35,6 +35,8 @@ class BatchLauncher(JobLauncher):
         self.request = request
         self.program = program
         self.printed = ""
+        self._limited: tuple[float, float | None] | None = None
+        """When the time of the job is over, on the monotonic clock, and how long it was."""
 
     def submit(self) -> str:
         """Submit the job; return its number."""
@@ -58,6 +60,26 @@ class BatchLauncher(JobLauncher):
         return found[1]
 
     def look(self) -> Job:
+        """Return the job as it is now. Not all systems say that its time was over: the clock does."""
+        job, now = self._ask(), time.monotonic()
+        if job.state == "RUNNING" and job.left is not None:
+            self._limited = now + job.left, job.limit
+        elif job.state == "COMPLETED" and self._limited and now >= self._limited[0]:
+            return replace(job, state="TIMEOUT", limit=self._limited[1])
+        return job
+
+    def nodes_of(self, job: Job) -> tuple[str, ...]:
+        """Return the nodes of the job; UnavailableError if several of those asked for are one machine."""
+        wanted = self.request.batch_nodes
+        if len(job.nodes) < wanted:
+            raise UnavailableError(
+                f"job {job.id} has {len(job.nodes)} of the {wanted} nodes asked for: "
+                f"several of its places are on one machine ({', '.join(job.nodes)}). {self.system.spread}, "
+                f"or start with --batch-nodes {len(job.nodes)}"
+            )
+        return job.nodes
+
+    def _ask(self) -> Job:
         """Ask for the job. In an allocation its nodes are known, and it runs, whatever the answer."""
         try:
             words = [[word.format(job=self.job) for word in command] for command in self.system.query]

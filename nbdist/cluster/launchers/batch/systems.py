@@ -114,6 +114,7 @@ class BatchSystem:
     - ``nodes_variable``: has the nodes of that job, or the path of a file of them
     - ``nodes(text)``: the nodes in the text of that variable or file
     - ``reach``, ``reach_inside``: the command of a node's program, from a login host and within the job
+    - ``spread``: what to do if it gives a job several places on one machine
     - ``refused``: settings that it does not have, and why
     """
 
@@ -131,6 +132,7 @@ class BatchSystem:
     nodes: Callable[[str], tuple[str, ...]] = read_node_file
     reach: Reach = reach_ssh
     reach_inside: Reach = reach_ssh
+    spread: str = "Ask for more cores of each (--batch-cores)"
     refused: tuple[tuple[str, str], ...] = (
         ("parallel_environment", "parallel environments are SGE's; leave it out"),
     )
@@ -260,8 +262,8 @@ def submit_htcondor(request: BatchRequest) -> list[str]:
 
 
 def reach_sge(job: str, node: str, program: Sequence[str], printed: str) -> list[str]:
-    """Return a task of the job around this process."""
-    return ["qrsh", "-inherit", node, *program]
+    """Return a task of the job around this process; the user's shell there reads its command."""
+    return ["qrsh", "-inherit", node, f"exec {shlex.join(program)}"]
 
 
 def reach_lsf(job: str, node: str, program: Sequence[str], printed: str) -> list[str]:
@@ -297,6 +299,10 @@ SYSTEMS: Mapping[str, BatchSystem] = {
         read=read_sge,
         gone=r"do not exist",
         cancel="qdel",
+        spread=(
+            "Name a parallel environment whose allocation_rule is 1, or as many as --batch-cores (`qconf -sp "
+            "NAME` shows it)"
+        ),
         job_variable="JOB_ID",
         nodes_variable="PE_HOSTFILE",
         reach_inside=reach_sge,
