@@ -146,6 +146,7 @@ def test_a_job_of_sge(text: str, job: Job) -> None:
         ("PEND|-|-|-|Not enough hosts: 2 hosts;", Job("7", "PENDING", "Not enough hosts: 2 hosts")),
         ("PEND|-|-|-|-", Job("7", "PENDING", NO_REASON)),
         ("PSUSP|-|-|-|-", Job("7", "PENDING", "it is held; bresume releases it")),
+        ("UNKWN|n1|1:30 L|-|-", Job("7", "RUNNING", left=5400, cores=1, nodes=("n1",))),
         ("SSUSP|n1|-|-|-", Job("7", "SUSPENDED", cores=1)),
         ("DONE|n1|-|-|-", Job("7", "COMPLETED", cores=1)),
         ("EXIT|n1|-|TERM_RUNLIMIT: x|-", Job("7", "TIMEOUT", "TERM_RUNLIMIT: x", cores=1)),
@@ -280,12 +281,19 @@ def test_a_job_with_fewer_machines_than_asked_for_is_refused() -> None:
         launcher.nodes_of(Job("7", "RUNNING", nodes=("n1",)))
 
 
-@pytest.mark.parametrize(("seconds", "state"), [(3599, "COMPLETED"), (3601, "TIMEOUT")])
+@pytest.mark.parametrize(
+    ("said", "seconds", "state"),
+    [
+        ("COMPLETED", 3599, "COMPLETED"),
+        ("COMPLETED", 3601, "TIMEOUT"),  # SGE has forgotten it
+        ("FAILED", 3601, "TIMEOUT"),  # HTCondor holds it
+    ],
+)
 def test_the_clock_says_that_the_time_of_a_job_was_over(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, state: str
+    monkeypatch: pytest.MonkeyPatch, said: str, seconds: float, state: str
 ) -> None:
     launcher = BatchLauncher(BatchRequest("sge"), b"", ())
-    answers = [Job("7", "RUNNING", left=3600, limit=7200), Job("7", "COMPLETED")]
+    answers = [Job("7", "RUNNING", left=3600, limit=7200), Job("7", said)]
     monkeypatch.setattr(launcher, "_ask", lambda: answers.pop(0))
     monkeypatch.setattr(time, "monotonic", Mock(side_effect=[100.0, 100.0 + seconds]))
     assert launcher.look().state == "RUNNING"

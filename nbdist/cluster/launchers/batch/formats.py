@@ -145,8 +145,8 @@ def seconds_of(text: str) -> float | None:
 
 LSF_STATES = {
     "PEND": "PENDING", "WAIT": "PENDING", "FWD_PEND": "PENDING", "PROV": "CONFIGURING", "PSUSP": "PENDING",
-    "RUN": "RUNNING", "USUSP": "SUSPENDED", "SSUSP": "SUSPENDED", "DONE": "COMPLETED", "EXIT": "FAILED",
-    "ZOMBI": "FAILED",
+    "RUN": "RUNNING", "UNKWN": "RUNNING",  # a node of it is silent
+    "USUSP": "SUSPENDED", "SSUSP": "SUSPENDED", "DONE": "COMPLETED", "EXIT": "FAILED", "ZOMBI": "FAILED",
 }  # fmt: skip
 LSF_FORMAT = "stat exec_host time_left exit_reason pend_reason delimiter='|'"
 

@@ -64,7 +64,7 @@ class BatchLauncher(JobLauncher):
         job, now = self._ask(), time.monotonic()
         if job.state == "RUNNING" and job.left is not None:
             self._limited = now + job.left, job.limit
-        elif job.state == "COMPLETED" and self._limited and now >= self._limited[0]:
+        elif job.state in ("COMPLETED", "FAILED") and self._limited and now >= self._limited[0]:
             return replace(job, state="TIMEOUT", limit=self._limited[1])
         return job
 

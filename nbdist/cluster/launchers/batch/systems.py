@@ -267,8 +267,8 @@ def reach_sge(job: str, node: str, program: Sequence[str], printed: str) -> list
 
 
 def reach_lsf(job: str, node: str, program: Sequence[str], printed: str) -> list[str]:
-    """Return a task of the job around this process."""
-    return ["blaunch", node, *program]
+    """Return a task of the job around this process; a shell there reads its command, as with rsh."""
+    return ["blaunch", node, *map(shlex.quote, program)]
 
 
 def reach_htcondor(job: str, node: str, program: Sequence[str], printed: str) -> list[str]:
