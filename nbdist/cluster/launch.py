@@ -396,6 +396,9 @@ class _Startup:
         slots = {name: self.wanted.slots[name] for name in joined}
         found = {name: resources_of(supervisor.hosts[name], self.wanted.gpus, slots[name]) for name in joined}
         self.plans = self.wanted.planned(slots, found)
+        self.deadline = min(
+            self.deadline, time.monotonic() + self.timeout
+        )  # hosts that it starts without may wait
         self._phase(f"{len(joined)} host{'s' * (len(joined) > 1)}")
         for why in dict.fromkeys([*self.missing.values(), *self.refused.values()]):
             self.report(f"{why}. The cluster starts without it")
@@ -470,7 +473,8 @@ class _Startup:
                     continue
                 self.missing[host] = self.launcher.explain(host, failed["code"], failed["errors"])
         for waiting in supervisor.take("waiting"):
-            self.deadline = math.inf  # a queue may take hours; the cell shows why, and can be interrupted
+            if not self.plans:
+                self.deadline = math.inf  # a queue may take hours; the cell shows why, and can be interrupted
             self.report(waiting["reason"])
         for named in supervisor.take("hosts"):
             self.deadline = min(self.deadline, time.monotonic() + self.timeout)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import os
 import re
 import signal
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import psutil
 import pytest
 from waiting import until
 
 from nbdist.cluster.launch import start_cluster
-from nbdist.cluster.launchers.nodes import Nodes, Supervisors
 from nbdist.cluster.launchers.registry import (
     DEFAULT_LAUNCHER,
     LAUNCHERS,
@@ -26,7 +23,7 @@ from nbdist.cluster.launchers.registry import (
     find_launcher,
 )
 from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
-from nbdist.errors import FailedPreconditionError, InvalidArgumentError, MissingExtra, UnavailableError
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, MissingExtra
 from nbdist.lab.readers.capabilities import about
 from nbdist.ui.flags import START_FLAGS, usage
 
@@ -215,11 +212,3 @@ def test_only_the_table_names_launchers() -> None:
         lines = "\n".join(line for line in path.read_text().splitlines() if "auncher" in line)
         others = [name for name in LAUNCHERS if name != DEFAULT_LAUNCHER and f"'{name}'" in lines]
         assert not others, f"{path} names launcher {others}: use about.launchers"
-
-
-def test_a_worker_whose_node_process_ends_at_once_is_a_lost_host(capsys: pytest.CaptureFixture[str]) -> None:
-    nodes = Mock(Nodes, notice="")
-    nodes.start.return_value = {"n1": ""}  # no public key was printed
-    with pytest.raises(UnavailableError, match="host n1: its process for the supervisor ended at once"):
-        Supervisors(nodes, b'{"heads": ["127.0.0.1"]}').run(["n1"])
-    assert json.loads(capsys.readouterr().out)["lost"] == ["n1"]

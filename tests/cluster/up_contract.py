@@ -22,7 +22,7 @@ from waiting import limit, until
 
 import nbdist as nb
 from nbdist.cluster.launch import start_cluster
-from nbdist.cluster.launchers.nodes import command_of, find_hosts
+from nbdist.cluster.launchers.existing_cluster import command_of, find_hosts
 from nbdist.cluster.launchers.registry import find_launcher
 from nbdist.errors import InvalidArgumentError, UnavailableError
 from nbdist.wire.keys import ClusterKeys
@@ -30,15 +30,16 @@ from nbdist.wire.keys import ClusterKeys
 UP_SECONDS = 100.0  # for the cluster to start
 LEAVE_SECONDS = 15.0  # until a process that should have ended counts as left
 PAGE = Path(__file__).parents[2] / "docs" / "hosts.md"
+ACTOR_PROCESS = "nbdist.cluster.launchers.actor_process"
 SCRIPT = Path(__file__).with_name("up_cluster.py")
 
 
-def node_processes() -> list[psutil.Process]:
+def supervisor_processes() -> list[psutil.Process]:
     """Return the processes of this test session that run a host's supervisor, and the supervisors."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            named = {"nbdist.cluster.launchers.node", "nbdist.cluster.supervisor.host"} & {*process.cmdline()}
+            named = {ACTOR_PROCESS, "nbdist.cluster.supervisor.host"} & {*process.cmdline()}
             if named and process.environ().get("NBDIST_HOME") == os.environ["NBDIST_HOME"]:
                 found.append(process)
     return found
@@ -80,7 +81,7 @@ class UpClusterContract:
     @pytest.fixture(autouse=True)
     def _nothing_left(self) -> Iterator[None]:
         yield
-        assert until(lambda: not node_processes(), limit(LEAVE_SECONDS)), node_processes()
+        assert until(lambda: not supervisor_processes(), limit(LEAVE_SECONDS)), supervisor_processes()
 
     def command(self, settings: dict[str, Any], *hosts: str) -> list[str]:
         spec = find_launcher(self.kind)
@@ -101,13 +102,13 @@ class UpClusterContract:
                 assert nb.launch(TRAIN, strategy=strategy, cluster=cluster).error is None
         finally:
             cluster.stop()
-        assert until(lambda: not node_processes(), limit(LEAVE_SECONDS))
+        assert until(lambda: not supervisor_processes(), limit(LEAVE_SECONDS))
         again = start_cluster(1, launcher=self.kind, report=None, **up)
         try:
-            (node,) = (one for one in node_processes() if "nbdist.cluster.launchers.node" in one.cmdline())
-            parent = node.parent()
+            (process,) = (one for one in supervisor_processes() if ACTOR_PROCESS in one.cmdline())
+            parent = process.parent()
             assert parent is not None
-            parent.kill()  # the worker, whose node the supervisor's process is
+            parent.kill()  # the worker, whose child the supervisor's process is
             assert until(lambda: [info.rank for info in again.dead()] == [0], limit(LEAVE_SECONDS))
             assert again.status()[0]["ended"]
         finally:
@@ -147,6 +148,6 @@ class UpClusterContract:
             with command.stdin, command.stdout:
                 command.stdin.write(self.plan(silent.getsockname()[1]))
                 command.stdin.flush()
-                assert until(lambda: len(node_processes()) >= 2, limit(30))
+                assert until(lambda: len(supervisor_processes()) >= 2, limit(30))
                 command.send_signal(signal.SIGTERM)
                 assert command.wait(limit(LEAVE_SECONDS)) == 143

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,35 @@ def test_a_host_that_does_not_come_is_one_sentence(client: Actor, ssh_hosts: Ssh
     assert (error, text.partition(":")[0]) == ("UnavailableError", "host host2")
     assert "cannot reach the head of the cluster at 10.91.8.254:" in text
     assert "open the head's ports for this host" in text
+
+
+@exhaustive
+def test_a_host_whose_dask_worker_is_busy_joins_when_it_is_free(
+    client: Actor, ssh_hosts: SshHosts, tmp_path: Path
+) -> None:
+    pytest.importorskip("distributed", reason='needs Dask: pip install "nbdist[dask]"')
+    dask = ssh_hosts.run("head", "dask_actor.py")
+    scheduler = dask.do(do="schedule", address=ssh_hosts.addresses["head"])
+    options = ("--no-nanny", "--no-dashboard", "--nthreads=1", f"--local-directory={tmp_path}")
+    program = (sys.executable, "-m", "distributed.cli.dask_worker", scheduler, *options)
+    workers = [
+        subprocess.Popen(ssh_hosts.command(host, *program), stderr=subprocess.DEVNULL)
+        for host in ssh_hosts.names
+    ]
+    try:
+        gate = tmp_path / "gate"
+        dask.do(do="keep_busy", host="host2", gate=str(gate), workers=3)
+        started = client.do(do="start", launcher="dask", scheduler=scheduler, min_workers=2)
+        assert started["nodes"] == ["host1", "host3"]
+        assert "on host2" in "\n".join(client.do(do="reports"))
+        gate.touch()
+        assert client.do(do="grown", workers=3) == ["host1", "host3", "host2"]
+        client.do(do="stop")
+    finally:
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.wait(LEAVE_SECONDS)
 
 
 def test_the_tasks_of_lost_hosts_move_to_another(client: Actor, ssh_hosts: SshHosts) -> None:

@@ -1,13 +1,13 @@
-"""`python -m nbdist.cluster.launchers.node NAME`: run a host supervisor for a command on the head's host.
+"""`python -m nbdist.cluster.launchers.actor_process NAME`: run the supervisor of a host for a command.
 
     standard output   its public key, then "" or why it did not begin, each a line (the second of JSON)
     standard input    a line of JSON: the addresses of the command
     the connection    {"ready"} to the command, the plan from it, {"ended"} to it; "stop" ends the supervisor
 
-A worker of a cluster that is up starts this process (`nodes.NodeProcess`). The connection to the command is a
-CURVE socket, of which this end is the server: only the holder of the secret key, which never leaves this
-process, can read the plan. It dials the command, as the supervisor dials the head. The supervisor ends when
-the command says so, when the worker has ended (the end of standard input), and with this process.
+A worker of a cluster that is up starts this process (`existing_cluster.SupervisorActor`). The connection to
+the command is a CURVE socket, of which this end is the server: only the holder of the secret key, which never
+leaves this process, can read the plan. It dials the command, as the supervisor dials the head. The supervisor
+ends when the command says so, when the worker has ended (the end of standard input), and with this process.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ import zmq
 
 from nbdist.cluster.supervisor.relay import first_to_accept
 
-# For the addresses of the command to arrive: they come when the workers on all hosts have begun, and one may
-# be busy. This process ends before if its worker lets go of it.
-ADDRESS_SECONDS = 3600.0
+ADDRESS_SECONDS = 60.0  # for the addresses of the command to arrive
 CONNECT_SECONDS = 5.0  # for the command to accept a connection, and again for the plan
 END_SECONDS = 6.0  # for the supervisor to end its tasks, before it is killed
 LOOK_MS = 200  # between two looks whether the supervisor has ended

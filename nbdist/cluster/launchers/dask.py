@@ -3,31 +3,30 @@
     %cluster start --launcher dask --scheduler tls://10.0.0.1:8786 --workers 4
 
 A supervisor belongs to an actor on one worker of its host: it ends with that worker, and with the command
-(`nodes.py`). Several workers on a machine are one host. Certificates are those of Dask's own configuration.
+(`existing_cluster.py`). Several workers on a machine are one host. Certificates are those of Dask's own
+configuration.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import platform
 import re
 import sys
-import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 from nbdist.cluster.hosts import Host
-from nbdist.cluster.launchers.local import ForkLauncher
-from nbdist.cluster.launchers.nodes import (
-    BUSY_SECONDS,
-    JOIN_SECONDS,
-    Failed,
-    NodeProcess,
-    Nodes,
-    answers,
+from nbdist.cluster.launchers.existing_cluster import (
+    ANSWER_SECONDS,
+    ExistingCluster,
+    SupervisorActor,
     find_hosts,
     host_command,
     machine,
@@ -37,6 +36,7 @@ from nbdist.cluster.launchers.nodes import (
     said,
     why_not,
 )
+from nbdist.cluster.launchers.local import ForkLauncher
 from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
 from nbdist.errors import (
     FailedPreconditionError,
@@ -46,6 +46,8 @@ from nbdist.errors import (
 )
 
 CONNECT_SECONDS = 8.0  # for the scheduler to answer
+LOOK_SECONDS = 5.0  # between two looks whether a busy worker is still there
+Result = TypeVar("Result")
 ENCRYPTED = ("tls://", "wss://")
 
 
@@ -66,7 +68,7 @@ def check_scheduler(value: Any) -> None:
         raise InvalidArgumentError(f"scheduler is its address, as tls://10.0.0.1:8786, not {value!r}")
 
 
-class DaskNodes(Nodes):
+class DaskCluster(ExistingCluster):
     """The hosts of a Dask cluster."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -100,43 +102,42 @@ class DaskNodes(Nodes):
         """Return the names of the hosts."""
         return list(self.workers)
 
-    def start(self, names: Sequence[str], waiting: Callable[[str], None], failed: Failed) -> dict[str, str]:
-        """Make an actor on one worker of each host; see `Nodes.start`."""
-        from distributed import wait
+    def start(self, name: str) -> Future[str]:
+        """Make an actor on one worker of a host; see `ExistingCluster.start`."""
+        if name not in self.workers:
+            raise UnavailableError(f"Dask at {self.address} has no worker there any more")
+        return self._begin(self._make_actor(name))
 
-        for name in names:
-            if name not in self.workers:
-                failed(name, f"Dask at {self.address} has no worker there any more")
-        futures = {
-            name: self.client.submit(
-                NodeProcess, name, actor=True, workers=[self.workers[name]], allow_other_workers=False,
-                pure=False, retries=0,
-            )
-            for name in names
-            if name in self.workers
-        }  # fmt: skip
-        begun, told = time.monotonic(), False
-        for name, future in futures.items():
-            while not future.done():
-                with suppress(TimeoutError):
-                    wait(future, timeout=0.5)
-                if not told and time.monotonic() > begun + BUSY_SECONDS:
-                    told = True
-                    waiting(
-                        f"the worker {self.workers[name]} of Dask on host {name} is busy; it is next there"
-                    )
-        self.actors = self._answers(futures, failed)
-        return self._answers({name: actor.public_key() for name, actor in self.actors.items()}, failed)
+    async def _make_actor(self, name: str) -> str:
+        worker = self.workers[name]
+        future = self.client.submit(
+            SupervisorActor, name, actor=True, workers=[worker], allow_other_workers=False,
+            pure=False, retries=0,
+        )  # fmt: skip
+        while name not in self.actors:
+            try:
+                self.actors[name] = await asyncio.wait_for(future, LOOK_SECONDS)
+            except TimeoutError:
+                if worker not in await self.client.nthreads():
+                    raise UnavailableError(f"{worker} has ended before it was free") from None
+        return str(await self.actors[name].public_key())
 
-    def dial(self, addresses: Mapping[str, Sequence[str]], failed: Failed) -> None:
-        """Let the actors connect to this command."""
-        asked = {name: self.actors[name].dial(list(given)) for name, given in addresses.items()}
-        for name, why in self._answers(asked, failed).items():
-            if why:
-                failed(name, why)
+    def dial(self, name: str, addresses: Sequence[str]) -> Future[str]:
+        """Let a host's actor connect to this command."""
 
-    def _answers(self, asked: Mapping[str, Any], failed: Failed) -> dict[str, Any]:
-        return answers(asked, lambda one: one.result(timeout=JOIN_SECONDS), "worker", failed)
+        async def dial() -> str:
+            return str(await self.actors[name].dial(list(addresses)))
+
+        return self._begin(dial())
+
+    def busy(self, names: Sequence[str]) -> str:
+        """Return which workers are not free yet."""
+        busy = ", ".join(f"{self.workers[name]} on {name}" for name in names)
+        return f"Dask starts the supervisors of these workers when they are free: {busy}"
+
+    def _begin(self, call: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Run a call on the thread of the client, which does not block there."""
+        return asyncio.run_coroutine_threadsafe(call, self.client.loop.asyncio_loop)
 
     def close(self) -> None:
         """Release the actors."""
@@ -145,33 +146,52 @@ class DaskNodes(Nodes):
             self.client.close(timeout=2)
 
     def _find_workers(self) -> dict[str, str]:
-        found = self.client.get_versions()["workers"]
-        if not found:
+        workers = list(self.client.nthreads())
+        if not workers:
             raise FailedPreconditionError(
                 f"Dask at {self.address} has no workers: start some (`dask worker {self.address}`)"
             )
-        pythons = {worker: entry["host"]["python"] for worker, entry in found.items()}
+        pythons = self._answers(platform.python_version, workers)
         if other := other_python(pythons):
             raise FailedPreconditionError(other)
-        answers = self.client.run(machine, on_error="return")
-        for worker, answer in answers.items():
+        machines = self._answers(machine, list(pythons))
+        if silent := [worker for worker in workers if worker not in machines]:
+            said = f"not answered within {ANSWER_SECONDS:g} s, and are not used: {', '.join(silent)}"
+            if not machines:
+                raise UnavailableError(f"all workers of Dask at {self.address} have {said}")
+            self.notice = "; ".join(filter(None, [self.notice, f"some workers of Dask have {said}"]))
+        load = {worker: len(tasks) for worker, tasks in self.client.processing().items()}
+        return one_for_each(machines, load)
+
+    def _answers(self, function: Callable[[], Result], workers: Sequence[str]) -> dict[str, Result]:
+        """Return what a function returns on those of the workers that answer."""
+
+        async def ask(worker: str) -> Any:
+            with suppress(TimeoutError):
+                answers = self.client.run(function, workers=[worker], on_error="return")
+                return (await asyncio.wait_for(answers, ANSWER_SECONDS)).get(worker)
+
+        async def ask_all() -> list[Any]:
+            return await asyncio.gather(*map(ask, workers))
+
+        found = dict(zip(workers, self._begin(ask_all()).result(), strict=True))
+        for worker, answer in found.items():
             if isinstance(answer, BaseException):
                 raise FailedPreconditionError(f"the worker {worker} of Dask {why_not(answer)}")
-        return one_for_each(answers)
+        return {worker: answer for worker, answer in found.items() if answer is not None}
 
 
 def other_python(pythons: Mapping[str, str]) -> str:
     """Return a sentence about the first worker with another Python than this process, "" for none.
 
-    >>> other_python({"tcp://a:1": "2.7.18.final.0"})[:46]
+    >>> other_python({"tcp://a:1": "2.7.18"})[:46]
     'the worker tcp://a:1 of Dask has Python 2.7.18'
     """
     own = ".".join(map(str, sys.version_info[:2]))
     for worker, version in pythons.items():
-        number = ".".join(version.split(".")[:3])
         if not version.startswith(f"{own}."):
             return (
-                f"the worker {worker} of Dask has Python {number}, and this host {own}: the code of cells "
+                f"the worker {worker} of Dask has Python {version}, and this host {own}: the code of cells "
                 "needs the same one; start the workers with it"
             )
     return ""
@@ -203,4 +223,4 @@ SPEC = LauncherSpec(
 )
 
 if __name__ == "__main__":
-    sys.exit(run_command("dask", SETTINGS, DaskNodes, sys.argv[1:]))
+    sys.exit(run_command("dask", SETTINGS, DaskCluster, sys.argv[1:]))

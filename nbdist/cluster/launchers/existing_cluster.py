@@ -4,15 +4,18 @@
     python -m nbdist.cluster.launchers.dask --scheduler=tcp://10.0.0.1:8786 n1 n2 < plan  # the command
 
     the command, on the head's host           host n1
-    Nodes.start()  ─────── Dask ────────────► a worker of Dask: NodeProcess ──► python -m ...launchers.node n1
-                   ◄────── Dask ───────────── its public key
-    Nodes.dial()   ─────── Dask ────────────► the command's addresses
-    the plan       ═══════ CURVE ═══════════► node ──► python -m nbdist.cluster.supervisor.host n1
+    start()  ───────────── Dask ────────────► a worker of Dask: SupervisorActor ──► actor_process n1
+             ◄──────────── Dask ───────────── its public key
+    dial()   ───────────── Dask ────────────► the command's addresses
+    the plan ═════════════ CURVE ═══════════► actor_process ──► python -m nbdist.cluster.supervisor.host n1
+
+Each host goes through these steps by itself: one whose worker is busy does not hold back the others.
 
 The supervisor of a host is a process of its own there, not a thread of a worker. The worker holds the
-standard input of its parent `node`, which ends it when the worker, or what the command has put into it, ends.
+standard input of its parent `actor_process`, which ends it when the worker, or what the command has put into
+it, ends.
 
-Dask, Ray and ipyparallel need not encrypt what they carry, so the cluster's keys do not travel there. A node
+Dask, Ray and ipyparallel need not encrypt what they carry, so the cluster's keys do not travel there. A host
 makes a fresh CURVE key, and its public half travels: a reader of the network learns nothing. That does not
 stop a person who may give commands to the cluster that is up, and who could run programs on its hosts anyway.
 """
@@ -21,7 +24,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import socket
 import subprocess
 import sys
@@ -29,6 +31,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from typing import Any
 
@@ -40,23 +43,23 @@ from nbdist.errors import UnavailableError
 from nbdist.wire.hosts import host_identity
 
 FIND_SECONDS = 40.0  # for a cluster that is up to say which hosts it has
+ANSWER_SECONDS = 10.0  # for its workers to say where they are
 CONNECT_SECONDS = 5.0  # for a port to accept a connection
-JOIN_SECONDS = 20.0  # for a node to connect, once it has the addresses
-END_SECONDS = 8.0  # for all nodes to end, before they are left to their workers
+JOIN_SECONDS = 20.0  # for a host to connect, once its worker has the addresses
+END_SECONDS = 8.0  # for all supervisors to end, before they are left to their workers
 BUSY_SECONDS = 2.0  # until a worker that does not begin is reported as busy
+LOOK_SECONDS = 0.2  # between two looks at the workers that have not begun
 LONGEST_PLAN = 1 << 16  # bytes
 STOP = b"stop"
 ENDED_AT_ONCE = "its process for the supervisor ended at once; the log of its worker says why"
 MODULE = "nbdist.cluster.launchers"
 
 
-Failed = Callable[[str, str], object]
-"""Takes the name of a host and why it cannot be used, after "host NAME: "."""
-
-
-class Nodes(ABC):
+class ExistingCluster(ABC):
     """The hosts of a cluster that is up, through a connection to it."""
 
+    worker = "worker"
+    """What runs a `SupervisorActor` there, in the words of that cluster."""
     notice = ""
     """What the user has to know about this cluster, in one sentence."""
 
@@ -65,25 +68,26 @@ class Nodes(ABC):
         """Return the names of the hosts, each once."""
 
     @abstractmethod
-    def start(self, names: Sequence[str], waiting: Callable[[str], None], failed: Failed) -> dict[str, str]:
-        """Make a `NodeProcess` on each of these hosts; return the public keys of those that have one.
+    def start(self, name: str) -> Future[str]:
+        """Make a `SupervisorActor` on a host, and return its public key, which is there when it has begun.
 
-        ``waiting`` takes why it lasts, ``failed`` why a host has none.
+        Raises UnavailableError for a host that the cluster does not have any more.
         """
 
     @abstractmethod
-    def dial(self, addresses: Mapping[str, Sequence[str]], failed: Failed) -> None:
-        """Give each host's `NodeProcess` the addresses of this command; ``failed`` takes why one could not.
+    def dial(self, name: str, addresses: Sequence[str]) -> Future[str]:
+        """Give a host's `SupervisorActor` the addresses of this command; see `SupervisorActor.dial`."""
 
-        It runs on a thread of its own.
-        """
+    @abstractmethod
+    def busy(self, names: Sequence[str]) -> str:
+        """Return what these hosts wait for, in a sentence."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of all `NodeProcess` objects, and of the connection."""
+        """Let go of all `SupervisorActor` objects, and of the connection."""
 
 
-class NodeProcess:
+class SupervisorActor:
     """The process that runs a host's supervisor; an object in a worker of a cluster that is up.
 
     The process ends with this object, and so with the worker.
@@ -91,7 +95,7 @@ class NodeProcess:
 
     def __init__(self, name: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"{MODULE}.node", name],
+            [sys.executable, "-m", f"{MODULE}.actor_process", name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # an interrupt of the worker's terminal is not for it
@@ -133,33 +137,48 @@ def machine() -> tuple[str, str]:
     return socket.gethostname(), host_identity()
 
 
-def one_for_each(machines: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+def one_for_each(
+    machines: Mapping[str, tuple[str, str]], load: Mapping[str, int] | None = None
+) -> dict[str, str]:
     """Return one worker for each machine, by the machine's name. Names that two machines have get a number.
 
-    >>> one_for_each({"tcp://a:1": ("n1", "x"), "tcp://a:2": ("n1", "x"), "tcp://b:1": ("n1", "y")})
-    {'n1': 'tcp://a:1', 'n1-2': 'tcp://b:1'}
+    ``load`` is what the workers have to do: of a machine's workers it is the one with the least.
+
+    >>> machines = {"tcp://a:1": ("n1", "x"), "tcp://a:2": ("n1", "x"), "tcp://b:1": ("n1", "y")}
+    >>> one_for_each(machines), one_for_each(machines, {"tcp://a:1": 3})["n1"]
+    ({'n1': 'tcp://a:1', 'n1-2': 'tcp://b:1'}, 'tcp://a:2')
     """
+    load = load or {}
     found: dict[str, str] = {}
-    seen: set[str] = set()
+    known: dict[str, str] = {}
     for worker, (name, identity) in sorted(machines.items()):
-        if identity in seen:
+        if identity in known:
+            other = found[known[identity]]
+            found[known[identity]] = min(other, worker, key=lambda one: load.get(one, 0))
             continue
-        seen.add(identity)
         number = 1
         while (own := name if number == 1 else f"{name}-{number}") in found:
             number += 1
-        found[own] = worker
+        known[identity], found[own] = own, worker
     return found
 
 
 class Supervisors:
     """Runs the supervisors of hosts to their end; ``plan`` is the line that each has to get."""
 
-    def __init__(self, nodes: Nodes, plan: bytes) -> None:
+    def __init__(self, cluster: ExistingCluster, plan: bytes) -> None:
         import zmq
 
         self._zmq = zmq
-        self.nodes, self.plan = nodes, plan
+        self.cluster, self.plan = cluster, plan
+        self.hosts: list[str] = []
+        """The hosts that are not lost, in the order of the command."""
+        self.starting: dict[str, Future[str]] = {}
+        """The public keys of hosts that have not begun."""
+        self.dialing: dict[str, Future[str]] = {}
+        """Why hosts could not connect, or "", as soon as they have tried."""
+        self.given_up: dict[str, float] = {}
+        """Until when hosts that have begun may connect."""
         self.links: dict[Any, str] = {}
         """The connections to the hosts that have not ended, with their names."""
         self.begun: set[str] = set()
@@ -171,40 +190,68 @@ class Supervisors:
         """Return when the supervisors have ended; UnavailableError if none has joined the cluster."""
         try:
             heads = json.loads(self.plan)["heads"]
-            if self.nodes.notice:
-                report(waiting=self.nodes.notice)
-            keys = self.nodes.start(names, lambda reason: report(waiting=reason), self._lose)
-            for name in [name for name, key in keys.items() if not key]:
-                del keys[name]
-                self._lose(name, ENDED_AT_ONCE)
-            if keys:
-                report(hosts=list(keys))
-            ports = {name: self._bind(name, key) for name, key in keys.items()}
-            addresses = {name: [f"{head}:{port}" for head in heads] for name, port in ports.items()}
-            failed: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
-            threading.Thread(
-                target=lambda: self.nodes.dial(addresses, lambda *why: failed.put(why)),
-                name="nbdist dial",
-                daemon=True,
-            ).start()
-            given_up = time.monotonic() + JOIN_SECONDS
-            while self.links:
-                self._take(self._receive(0.5))
-                while not failed.empty():
-                    self._lose(*failed.get())
-                if time.monotonic() > given_up:
-                    for name in {*self.links.values()} - self.begun:
-                        self._lose(name, f"its worker did not connect within {JOIN_SECONDS:g} s; see its log")
+            if self.cluster.notice:
+                report(waiting=self.cluster.notice)
+            self.hosts = list(names)
+            for name in names:
+                try:
+                    self.starting[name] = self.cluster.start(name)
+                except UnavailableError as error:
+                    self._lose(name, str(error))
+            busy_at = time.monotonic() + BUSY_SECONDS
+            named = waits = False
+            while self.starting or self.links:
+                self._advance(heads)
+                if self.links and (not named or (waits and not self.starting)):
+                    # The first host names them all, so that a cluster can start with those that are there.
+                    report(hosts=self.hosts)
+                    named, waits = True, False
+                if self.starting and not waits and time.monotonic() > busy_at:
+                    report(waiting=self.cluster.busy([*self.starting]))
+                    waits = True
+                if self.links:
+                    self._take(self._receive(LOOK_SECONDS))
+                else:
+                    wait(self.starting.values(), LOOK_SECONDS, FIRST_COMPLETED)
             if not self.begun:
                 raise UnavailableError(self.why)
         finally:
             self._end()
+
+    def _advance(self, heads: Sequence[str]) -> None:
+        """Let the hosts that have begun connect, and take in which could not."""
+        for name in [name for name, key in self.starting.items() if key.done()]:
+            key = self._result(name, self.starting.pop(name))
+            if key == "":
+                self._lose(name, ENDED_AT_ONCE)
+            elif key is not None:
+                port = self._bind(name, key)
+                self.dialing[name] = self.cluster.dial(name, [f"{head}:{port}" for head in heads])
+                self.given_up[name] = time.monotonic() + JOIN_SECONDS
+        for name in [name for name, why in self.dialing.items() if why.done()]:
+            if why := self._result(name, self.dialing.pop(name)):
+                self._lose(name, why)
+        late = [name for name, at in self.given_up.items() if time.monotonic() > at]
+        for name in late:
+            did = f"its {self.cluster.worker} did not connect within {JOIN_SECONDS:g} s"
+            self._lose(name, f"{did}: it is busy, or its log says why")
+
+    def _result(self, name: str, call: Future[str]) -> str | None:
+        """Return what a worker answers; None if it fails, and its host is lost."""
+        try:
+            return call.result()
+        except Exception as error:  # whatever a worker raises
+            self._lose(name, f"its {self.cluster.worker} {why_not(error)}")
+            return None
 
     def _lose(self, name: str, why: str) -> None:
         """Report that a host has no supervisor, or none any more."""
         for link in [link for link, own in self.links.items() if own == name]:
             del self.links[link]
             link.close()
+        self.dialing.pop(name, None)
+        self.given_up.pop(name, None)
+        self.hosts.remove(name)
         self.why = f"host {name}: {why}"
         report(lost=[name], reasons=[self.why])
 
@@ -238,6 +285,7 @@ class Supervisors:
             if "ready" in message:
                 link.send(self.plan)
                 self.begun.add(name)
+                self.given_up.pop(name, None)
             elif "ended" in message:
                 ended = message["ended"]
                 if not ended["joined"]:
@@ -267,22 +315,6 @@ class Supervisors:
         for link in self.links:
             link.close()
         self.context.term()
-
-
-def answers(asked: Mapping[str, Any], get: Callable[[Any], Any], what: str, failed: Failed) -> dict[str, Any]:
-    """Return what the workers of hosts answer, by the names of the hosts that do.
-
-    ``get`` waits for one of the answers ``asked`` for; ``what`` is what a worker is called.
-    """
-    found = {}
-    for name, answer in asked.items():
-        try:
-            found[name] = get(answer)
-        except TimeoutError:
-            failed(name, f"its {what} does not answer: it is busy, or has ended")
-        except Exception as error:  # whatever a worker raises
-            failed(name, f"its {what} {why_not(error)}")
-    return found
 
 
 def why_not(error: BaseException) -> str:
@@ -329,7 +361,7 @@ def last_line(text: str) -> str:
 def run_command(
     name: str,
     settings: Sequence[LauncherSetting],
-    connect: Callable[[Mapping[str, Any]], Nodes],
+    connect: Callable[[Mapping[str, Any]], ExistingCluster],
     arguments: Sequence[str],
 ) -> int:
     """Be the command of a launcher; return its exit code.
@@ -341,25 +373,25 @@ def run_command(
     given = vars(parser.parse_args(arguments))
     hosts = given.pop("hosts")
 
-    def with_nodes(use: Callable[[Nodes], None]) -> None:
-        nodes = connect(given)
+    def with_cluster(use: Callable[[ExistingCluster], None]) -> None:
+        cluster = connect(given)
         end_at_signals()  # Ray has handlers of its own
         try:
-            use(nodes)
+            use(cluster)
         finally:
-            nodes.close()
+            cluster.close()
 
     def print_hosts() -> None:
         check_settings(settings, given)
         end_at_signals()
-        with_nodes(lambda nodes: report(hosts=nodes.names()))
+        with_cluster(lambda cluster: report(hosts=cluster.names()))
 
     if not hosts:
         return exit_code(print_hosts)
     return run_with_plan(
         settings,
         given,
-        lambda plan: lambda: with_nodes(lambda nodes: Supervisors(nodes, plan).run(hosts)),
+        lambda plan: lambda: with_cluster(lambda cluster: Supervisors(cluster, plan).run(hosts)),
     )
 
 

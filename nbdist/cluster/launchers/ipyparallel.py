@@ -3,25 +3,24 @@
     %cluster start --launcher ipyparallel --profile mpi --workers 4
 
 The engines of a profile (`ipcluster start --profile mpi`, or a batch system's) stay as they are, and may be
-used beside it. One engine of each host starts the supervisor, which ends with that engine (`nodes.py`).
+used beside it. One engine of each host starts the supervisor, which ends with that engine
+(`existing_cluster.py`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
 from nbdist.cluster.hosts import Host
-from nbdist.cluster.launchers.local import ForkLauncher
-from nbdist.cluster.launchers.nodes import (
+from nbdist.cluster.launchers.existing_cluster import (
+    ANSWER_SECONDS,
     BUSY_SECONDS,
-    JOIN_SECONDS,
-    Failed,
-    NodeProcess,
-    Nodes,
-    answers,
+    ExistingCluster,
+    SupervisorActor,
     find_hosts,
     host_command,
     machine,
@@ -30,34 +29,36 @@ from nbdist.cluster.launchers.nodes import (
     said,
     why_not,
 )
+from nbdist.cluster.launchers.local import ForkLauncher
 from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 
 CONNECT_SECONDS = 8.0  # for the controller to answer
-ANSWER_SECONDS = 15.0  # for all engines to say where they are
 
-STARTED: dict[str, NodeProcess] = {}
+STARTED: dict[str, SupervisorActor] = {}
 """In an engine: what it has started, by the host's name in the cluster and the number of the start."""
 
 
 def start_here(name: str, start: str) -> str:
-    """Start a host's `NodeProcess` in this engine; return its public key."""
-    STARTED[start] = NodeProcess(name)
+    """Start a host's `SupervisorActor` in this engine; return its public key."""
+    STARTED[start] = SupervisorActor(name)
     return STARTED[start].public_key()
 
 
 def dial_here(start: str, addresses: list[str]) -> str:
-    """Let a `NodeProcess` of this engine connect to one of these addresses; see `NodeProcess.dial`."""
+    """Let a `SupervisorActor` of this engine connect; see `SupervisorActor.dial`."""
     return STARTED[start].dial(addresses)
 
 
 def end_here(start: str) -> None:
-    """Let go of a `NodeProcess` of this engine."""
+    """Let go of a `SupervisorActor` of this engine."""
     STARTED.pop(start, None)
 
 
-class EngineNodes(Nodes):
+class EngineCluster(ExistingCluster):
     """The hosts of the engines of a profile."""
+
+    worker = "engine"
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         import ipyparallel
@@ -82,31 +83,28 @@ class EngineNodes(Nodes):
         """Return the names of the hosts."""
         return list(self.engines)
 
-    def start(self, names: Sequence[str], waiting: Callable[[str], None], failed: Failed) -> dict[str, str]:
-        """Make a `NodeProcess` in one engine of each host; see `Nodes.start`."""
-        asked = {}
-        for name in names:
-            if name not in self.engines:
-                failed(name, f"profile {self.profile!r} has no engine there any more")
-                continue
-            view = self.client.direct_view(int(self.engines[name]), block=False)
-            start = f"{name} {self.client.session.session}"
-            self.started[name] = (start, view)
-            asked[name] = view.apply_async(start_here, name, start)
-        late = [name for name, one in asked.items() if not one.wait(BUSY_SECONDS)]
-        if late:
-            waiting(f"engines of profile {self.profile!r} are busy, and then start it: {', '.join(late)}")
-        return answers(asked, lambda one: str(one.get()), "engine", failed)
+    def start(self, name: str) -> Future[str]:
+        """Make a `SupervisorActor` in one engine of a host; see `ExistingCluster.start`."""
+        if name not in self.engines:
+            raise UnavailableError(
+                f"profile {self.profile!r} has no engine there any more, or none that is free"
+            )
+        view = self.client.direct_view(int(self.engines[name]), block=False)
+        start = f"{name} {self.client.session.session}"
+        self.started[name] = (start, view)
+        key: Future[str] = view.apply_async(start_here, name, start)
+        return key
 
-    def dial(self, addresses: Mapping[str, Sequence[str]], failed: Failed) -> None:
-        """Let the engines' processes connect to this command."""
-        asked = {}
-        for name, given in addresses.items():
-            start, view = self.started[name]
-            asked[name] = view.apply_async(dial_here, start, list(given))
-        for name, why in answers(asked, lambda one: one.get(JOIN_SECONDS), "engine", failed).items():
-            if why:
-                failed(name, why)
+    def dial(self, name: str, addresses: Sequence[str]) -> Future[str]:
+        """Let the process of a host's engine connect to this command."""
+        start, view = self.started[name]
+        why: Future[str] = view.apply_async(dial_here, start, list(addresses))
+        return why
+
+    def busy(self, names: Sequence[str]) -> str:
+        """Return which engines are not free yet."""
+        busy = ", ".join(f"{self.engines[name]} on {name}" for name in names)
+        return f"engines of profile {self.profile!r} start it when they are free: {busy}"
 
     def close(self) -> None:
         """Let go of what was started, and leave the cluster; an engine that is busy does it later."""
@@ -116,19 +114,34 @@ class EngineNodes(Nodes):
         self.client.close(linger=1.0)
 
     def _find_engines(self) -> dict[str, str]:
-        if not self.client.ids:
+        """Return an engine of each host. An engine says where it is when it is free."""
+        engines = list(self.client.ids)
+        if not engines:
             raise FailedPreconditionError(f"profile {self.profile!r} has no engines: start some (`ipengine`)")
-        asked = self.client.direct_view("all", block=False).apply_async(machine)
-        try:
-            places = asked.get(ANSWER_SECONDS)
-        except TimeoutError:
-            raise UnavailableError(
-                f"not all engines of profile {self.profile!r} answer within {ANSWER_SECONDS:g} s: they are "
-                "busy; start the cluster when they are idle"
-            ) from None
-        except Exception as error:  # what an engine raises
-            raise FailedPreconditionError(f"an engine of profile {self.profile!r} {why_not(error)}") from None
-        return one_for_each(dict(zip(map(str, self.client.ids), map(tuple, places), strict=True)))
+        queues = self.client.queue_status()
+        asked = {one: self.client.direct_view(one, block=False).apply_async(machine) for one in engines}
+        wait([asked[one] for one in engines if not queues[one]["queue"]], ANSWER_SECONDS)
+        wait(asked.values(), BUSY_SECONDS)
+        machines = {}
+        for one, answer in asked.items():
+            if answer.done():
+                try:
+                    machines[str(one)] = tuple(answer.result())
+                except Exception as error:  # what an engine raises
+                    raise FailedPreconditionError(
+                        f"engine {one} of profile {self.profile!r} {why_not(error)}"
+                    ) from None
+        if busy := ", ".join(str(one) for one, answer in asked.items() if not answer.done()):
+            if not machines:
+                raise UnavailableError(
+                    f"all engines of profile {self.profile!r} are busy ({busy}): start the cluster when one "
+                    "of each host is free"
+                )
+            self.notice = (
+                f"engines of profile {self.profile!r} are busy, and their hosts are used only if they have "
+                f"another one: {busy}"
+            )
+        return one_for_each(machines)
 
 
 def check_profile(value: Any) -> None:
@@ -171,4 +184,4 @@ SPEC = LauncherSpec(
 if __name__ == "__main__":
     from nbdist.cluster.launchers import ipyparallel as module  # as engines import it
 
-    sys.exit(run_command("ipyparallel", SETTINGS, module.EngineNodes, sys.argv[1:]))
+    sys.exit(run_command("ipyparallel", SETTINGS, module.EngineCluster, sys.argv[1:]))

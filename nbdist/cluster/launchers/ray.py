@@ -3,7 +3,8 @@
     %cluster start --launcher ray --ray-address 10.0.0.1:6379 --reserve CPU=8,GPU=2 --workers 4
 
 A supervisor belongs to an actor on its node, for which Ray reserves a part of the node: it waits until that
-is free, sees the GPUs that Ray gives the actor, and ends with the actor, and with the command (`nodes.py`).
+is free, sees the GPUs that Ray gives the actor, and ends with the actor, and with the command
+(`existing_cluster.py`).
 """
 
 from __future__ import annotations
@@ -12,26 +13,23 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import redirect_stdout, suppress
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from nbdist.cluster.hosts import Host
-from nbdist.cluster.launchers.local import ForkLauncher
-from nbdist.cluster.launchers.nodes import (
-    BUSY_SECONDS,
-    JOIN_SECONDS,
-    Failed,
-    NodeProcess,
-    Nodes,
-    answers,
+from nbdist.cluster.launchers.existing_cluster import (
+    ExistingCluster,
+    SupervisorActor,
     find_hosts,
     host_command,
     require_port,
     run_command,
 )
+from nbdist.cluster.launchers.local import ForkLauncher
 from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
 from nbdist.errors import (
     FailedPreconditionError,
@@ -124,8 +122,10 @@ def too_small(
     ]
 
 
-class RayNodes(Nodes):
+class RayCluster(ExistingCluster):
     """The nodes of a Ray cluster."""
+
+    worker = "actor"
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         require_ray()
@@ -170,41 +170,35 @@ class RayNodes(Nodes):
             )
         return list(self.nodes)
 
-    def start(self, names: Sequence[str], waiting: Callable[[str], None], failed: Failed) -> dict[str, str]:
-        """Make an actor on each node; see `Nodes.start`."""
+    def start(self, name: str) -> Future[str]:
+        """Make an actor on a node; see `ExistingCluster.start`."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        for name in names:
-            if name not in self.nodes:
-                failed(name, f"Ray at {self.address} does not have that node any more")
-                continue
-            node, others = self.nodes[name][0], dict(self.nodes[name][1])
-            amounts = {
-                "num_cpus": others.pop("CPU", 0),
-                "num_gpus": others.pop("GPU", 0),
-                "resources": others,
-            }
-            kind = self.ray.remote(NodeProcess).options(
-                max_restarts=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-                **amounts,
-            )
-            self.actors[name] = kind.remote(name)
-        asked = {name: actor.public_key.remote() for name, actor in self.actors.items()}
-        late = (
-            self.ray.wait([*asked.values()], num_returns=len(asked), timeout=BUSY_SECONDS)[1] if asked else []
+        if name not in self.nodes:
+            raise UnavailableError(f"Ray at {self.address} does not have that node any more")
+        node, others = self.nodes[name][0], dict(self.nodes[name][1])
+        kind = self.ray.remote(SupervisorActor).options(
+            max_restarts=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            num_cpus=others.pop("CPU", 0),
+            num_gpus=others.pop("GPU", 0),
+            resources=others,
         )
-        if late:
-            busy = (f"{written(self.nodes[name][1])} on {name}" for name, one in asked.items() if one in late)
-            waiting(f"Ray waits until this is free: {', '.join(busy)}")
-        return self._answers(asked, None, failed)
+        self.actors[name] = kind.remote(name)
+        return self._future(self.actors[name].public_key.remote())
 
-    def dial(self, addresses: Mapping[str, Sequence[str]], failed: Failed) -> None:
-        """Let the actors connect to this command."""
-        asked = {name: self.actors[name].dial.remote(list(given)) for name, given in addresses.items()}
-        for name, why in self._answers(asked, JOIN_SECONDS, failed).items():
-            if why:
-                failed(name, why)
+    def dial(self, name: str, addresses: Sequence[str]) -> Future[str]:
+        """Let a node's actor connect to this command."""
+        return self._future(self.actors[name].dial.remote(list(addresses)))
+
+    def busy(self, names: Sequence[str]) -> str:
+        """Return what Ray has to reserve on these nodes."""
+        reserved = ", ".join(f"{written(self.nodes[name][1])} on {name}" for name in names)
+        return f"Ray waits until this is free: {reserved}"
+
+    def _future(self, answer: Any) -> Future[str]:
+        future: Future[str] = answer.future()
+        return future
 
     def close(self) -> None:
         """End the actors, and leave the cluster."""
@@ -214,9 +208,6 @@ class RayNodes(Nodes):
         self.actors.clear()
         with suppress(Exception):  # a cluster that has ended
             self.ray.shutdown()
-
-    def _answers(self, asked: Mapping[str, Any], seconds: float | None, failed: Failed) -> dict[str, str]:
-        return answers(asked, lambda one: str(self.ray.get(one, timeout=seconds)), "actor", failed)
 
 
 def first_sentence(error: BaseException) -> str:
@@ -265,4 +256,4 @@ SPEC = LauncherSpec(
 )
 
 if __name__ == "__main__":
-    sys.exit(run_command("ray", SETTINGS, RayNodes, sys.argv[1:]))
+    sys.exit(run_command("ray", SETTINGS, RayCluster, sys.argv[1:]))
