@@ -43,11 +43,12 @@ def cluster(name: str, **others: Any) -> Item:
 
 
 HOSTS: list[Item] = [
-    {"name": "gpu1", "address": "10.0.0.1", "cores": 64, "gpus": 8, "state": "up", "tasks": 4},
+    {"name": "gpu1", "address": "10.0.0.1", "cores": 64, "gpus": 8, "state": "up", "tasks": 4,
+     "machine": {"cpu": 37, "memory": 98304 * MEGABYTE, "total": 524288 * MEGABYTE}},
     {"name": "gpu2", "address": "10.0.0.2", "cores": 64, "gpus": 8, "state": "up", "tasks": 4},
     {"name": "gpu3", "address": None, "cores": None, "gpus": None, "state": "lost", "tasks": 4},
     {"name": "gpu4", "address": None, "cores": None, "gpus": None, "state": "absent", "tasks": 0},
-]
+]  # fmt: skip
 
 
 def task(rank: int, **others: Any) -> Item:

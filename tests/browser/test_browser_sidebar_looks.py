@@ -130,8 +130,8 @@ def test_tasks_of_several_hosts_stand_below_their_host(served: Shown) -> None:
     heads = page.locator(".nbd-Tasks-host")
     expect(heads).to_have_count(3)
     assert [text.split() for text in heads.all_inner_texts()] == [
-        ["gpu1", "64", "cores", "·", "8", "GPUs"], ["gpu2", "64", "cores", "·", "8", "GPUs"],
-        ["gpu3", "lost"],
+        ["gpu1", "64", "cores", "·", "8", "GPUs", "CPU", "37%", "Memory", "96", "GB", "/", "512", "GB"],
+        ["gpu2", "64", "cores", "·", "8", "GPUs"], ["gpu3", "lost"],
     ]  # fmt: skip
     assert "Host" not in visible_columns(page)
     first = page.locator(".nbd-Row").filter(has_text="many").first

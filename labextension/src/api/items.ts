@@ -85,6 +85,17 @@ export interface Host {
   state: 'up' | 'lost' | 'absent';
   /** The number of its tasks. */
   tasks: number;
+  /** What it uses, if its tasks are shown and it has said so; a server of an older version does not say. */
+  machine?: Machine | null;
+}
+
+/** What a whole host uses; null is not known. */
+export interface Machine {
+  /** Percent of all its cores. */
+  cpu: number | null;
+  /** Bytes in use. */
+  memory: number | null;
+  total: number | null;
 }
 
 /** Figures of a task's GPU; null where it has none. */

@@ -53,6 +53,22 @@ export function hostFacts(host: Host, trans: TranslationBundle): string[] {
   return host.gpus ? [...facts, trans._n('%1 GPU', '%1 GPUs', host.gpus)] : facts;
 }
 
+/** What a host uses: the caption and the text of each figure that is known. */
+export function hostFigures({ machine }: Host, trans: TranslationBundle): [string, string][] {
+  const memory = machine ? memoryText(machine) : null;
+  const figures: [string, string | null][] = [
+    [trans.__('Percent of all its cores'), machine?.cpu == null ? null : trans.__('CPU %1', `${machine.cpu}%`)],
+    [trans.__('Memory in use, and all of it'), memory === null ? null : trans.__('Memory %1', memory)]
+  ];
+  return figures.filter((figure): figure is [string, string] => figure[1] !== null);
+}
+
+/** "1 GB / 8 GB": the memory in use and all of it; null if it is not known. */
+export function memoryText({ memory, total }: { memory: number | null; total: number | null }): string | null {
+  const known = memory === null ? [] : [memory, total].filter(bytes => bytes !== null);
+  return known.length ? known.map(formatBytes).join(' / ') : null;
+}
+
 /** The progress and speed of a run: "340 of 1000", "56/s", "2 min left". */
 export function runFacts(run: Run, trans: TranslationBundle): string[] {
   const facts: string[] = [];

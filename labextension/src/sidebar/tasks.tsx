@@ -3,7 +3,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Cluster, Gpu, Task } from '../api/items';
 import { ActionButtons, ActionError } from './action-buttons';
 import { restartAction, shortTask } from './actions';
-import { hostFacts } from './facts';
+import { hostFacts, hostFigures, memoryText } from './facts';
 import { formatBytes, formatCount, formatRate } from './format';
 import { useRovingFocus } from './roving-focus';
 import { Empty } from './rows';
@@ -14,7 +14,8 @@ import { useSelector, type SectionStore } from './store';
 /**
  * The tasks of the chosen cluster as a table; columns that no task has are left out.
  *
- * Tasks on several hosts are grouped by host, each below a line with its name, in place of a column of hosts.
+ * Tasks on other hosts are grouped by host, each below lines with its name and figures, in place of a column
+ * of hosts.
  */
 export function Tasks({ store }: { store: SectionStore }): ReactElement {
   const loaded = useSelector(store, () => store.state.cluster === store.model.selected);
@@ -24,8 +25,9 @@ export function Tasks({ store }: { store: SectionStore }): ReactElement {
   const cluster = useSelector(store, () => store.state.clusters.find(one => one.id === store.model.selected));
   const { trans } = store;
   const { current, ...list } = useRovingFocus<HTMLDivElement>(tasks.map(task => String(task.rank)));
+  const grouped = groups.length > 1 || !!cluster?.hosts.length;
   // The same object while the columns are the same; otherwise all rows would be rendered again.
-  const found = columnsOf(tasks, trans).filter(column => column.id !== 'host' || groups.length === 1);
+  const found = columnsOf(tasks, trans).filter(column => column.id !== 'host' || !grouped);
   const columns = useMemo(() => found, [found.map(column => column.id).join()]);
   if (!cluster || !tasks.length) {
     return <NoTasks store={store} cluster={cluster} loaded={loaded} />;
@@ -55,7 +57,7 @@ export function Tasks({ store }: { store: SectionStore }): ReactElement {
       </div>
       {groups.map(group => (
         <Fragment key={group.host}>
-          {groups.length > 1 && <HostLine name={group.host} cluster={cluster} trans={trans} />}
+          {grouped && <HostLine name={group.host} cluster={cluster} trans={trans} />}
           {group.tasks.map(task => (
             <TaskRow
               key={task.rank}
@@ -86,9 +88,10 @@ export function groupByHost(tasks: readonly Task[]): { host: string; tasks: Task
   return [...groups].map(([host, own]) => ({ host, tasks: own }));
 }
 
-/** The line above the tasks of a host. */
+/** Above the tasks of a host: its name, what it has, and on a line of its own what it uses. */
 function HostLine({ name, cluster, trans }: { name: string; cluster: Cluster; trans: TranslationBundle }): ReactElement {
   const host = cluster.hosts.find(one => one.name === name);
+  const figures = host ? hostFigures(host, trans) : [];
   return (
     <div className="nbd-Tasks-host" role="row" data-state={host?.state} title={host?.address ?? undefined}>
       <span className="nbd-Tasks-hostname" role="rowheader">
@@ -97,6 +100,15 @@ function HostLine({ name, cluster, trans }: { name: string; cluster: Cluster; tr
       <span className="nbd-Tasks-hostfacts" role="gridcell">
         {host ? hostFacts(host, trans).join(' · ') : ''}
       </span>
+      {figures.length > 0 && (
+        <span className="nbd-Tasks-hostfigures" role="gridcell">
+          {figures.map(([caption, text]) => (
+            <span key={caption} title={caption}>
+              {text}
+            </span>
+          ))}
+        </span>
+      )}
     </div>
   );
 }
@@ -183,11 +195,6 @@ function GpuLine({ gpu, trans }: { gpu: Gpu; trans: TranslationBundle }): ReactE
       )}
     </span>
   );
-}
-
-export function memoryText({ memory, total }: Gpu): string | null {
-  const known = memory === null ? [] : [memory, total].filter(bytes => bytes !== null);
-  return known.length ? known.map(formatBytes).join(' / ') : null;
 }
 
 /** A straggler's mark: an icon, its relative step time, and its state for screen readers. */

@@ -1,8 +1,8 @@
 import { describe, expect, it, vi } from 'vitest';
-import { EMPTY_STATE } from '../../src/api/items';
+import { EMPTY_STATE, type Machine } from '../../src/api/items';
 import { DEFAULTS } from '../../src/settings';
 import { clusterActions, restartAction, runActions, sweepActions } from '../../src/sidebar/actions';
-import { clusterFacts, runFacts, trialFacts } from '../../src/sidebar/facts';
+import { clusterFacts, hostFigures, memoryText, runFacts, trialFacts } from '../../src/sidebar/facts';
 import { formatBytes, formatCount, formatNumber, formatRate, formatSeconds, percentOf } from '../../src/sidebar/format';
 import { selectFrom } from '../../src/sidebar/model';
 import { nextPosition } from '../../src/sidebar/roving-focus';
@@ -10,7 +10,7 @@ import { activeFirst, filterItems } from '../../src/sidebar/runs';
 import { curvePath, curveText, trendOf } from '../../src/sidebar/sparkline';
 import { changed, coreHint, initialValues, startRequest, validate } from '../../src/sidebar/start-fields';
 import { stateLabel } from '../../src/sidebar/state-icon';
-import { columnsOf, memoryText } from '../../src/sidebar/tasks';
+import { columnsOf } from '../../src/sidebar/tasks';
 import { statusText } from '../../src/status/status-item';
 import { ABOUT, CLUSTER, GPU, RUN, SWEEP, TASK, trans } from './items';
 
@@ -105,6 +105,14 @@ describe('what is listed', () => {
     expect(ids([idle])).toEqual(['cpu', 'memory', 'host', 'pid', 'device']);
     expect(memoryText(GPU)).toBe('1 GB / 8 GB');
     expect(memoryText({ ...GPU, memory: null })).toBeNull();
+  });
+
+  it('has what is known of the use of a host', () => {
+    const host = { name: 'a', address: null, cores: 8, gpus: 0, state: 'up' as const, tasks: 1 };
+    const texts = (machine?: Machine | null): string[] => hostFigures({ ...host, machine }, trans).map(([, text]) => text);
+    expect(texts({ cpu: 0, memory: 2 ** 30, total: 2 ** 33 })).toEqual(['CPU 0%', 'Memory 1 GB / 8 GB']);
+    expect(texts({ cpu: null, memory: 2 ** 30, total: null })).toEqual(['Memory 1 GB']);
+    expect([texts(null), texts()]).toEqual([[], []]);
   });
 
   it('chooses the requested cluster, else the newest that runs', () => {

@@ -42,19 +42,23 @@ describe('the tasks', () => {
     expect(all('[data-row="1"]')[0]!.textContent).toContain('running');
   });
 
-  it('are grouped by host where there are several, in place of a column of hosts', () => {
+  it('are grouped by host below its figures, in place of a column of hosts', () => {
+    const machine = { cpu: 37, memory: 2 ** 30, total: 2 ** 33 };
     const hosts = [
-      { name: 'a', address: '10.0.0.1', cores: 8, gpus: 2, state: 'up' as const, tasks: 2 },
-      { name: 'b', address: null, cores: null, gpus: null, state: 'lost' as const, tasks: 1 }
+      { name: 'a', address: '10.0.0.1', cores: 8, gpus: 2, state: 'up' as const, tasks: 2, machine },
+      { name: 'b', address: null, cores: null, gpus: null, state: 'lost' as const, tasks: 1, machine: null }
     ];
     const tasks = ['a', 'b', 'a'].map((host, rank) => ({ ...TASK, host, rank, index: rank }));
     const { store, feed } = fakePanel({ ...seen, clusters: [{ ...CLUSTER, hosts }], tasks });
     show(Tasks, store);
     expect(all('[role="row"]').slice(1).map(row => row.dataset['row'] ?? row.textContent)).toEqual(
-      ['a8 cores · 2 GPUs', '0', '2', 'blost', '1']
+      ['a8 cores · 2 GPUsCPU 37%Memory 1 GB / 8 GB', '0', '2', 'blost', '1']
     );
     expect(all('.nbd-Task-host')).toEqual([]);
-    act(() => feed.tell({ tasks: tasks.map(task => ({ ...task, host: 'a' })) }));
+    const one = tasks.map(task => ({ ...task, host: 'a' }));
+    act(() => feed.tell({ tasks: one }));
+    expect(all('.nbd-Tasks-host').length).toBe(1);
+    act(() => feed.tell({ tasks: one, clusters: [CLUSTER] }));
     expect(all('.nbd-Tasks-host')).toEqual([]);
     expect(all('.nbd-Task-host').length).toBe(4);
   });
