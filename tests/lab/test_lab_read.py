@@ -156,7 +156,7 @@ def test_features_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"nbdist.cluster.launchers.{launcher}.find_spec", lambda name: None)
     assert about()["launchers"] == ["local", "mpi", "ssh", "ipyparallel"]
     of_ssh = about()["launcher_forms"]["ssh"]["settings"]
-    assert {one["name"] for one in of_ssh if one["switch"]} == {"sync_env", "sync_modules"}
+    assert {one["name"] for one in of_ssh if one["switch"]} == {"sync_env"}
     monkeypatch.setattr("nbdist.cluster.launchers.mpi.find_spec", lambda name: None)
     commands[:] = ["srun"]
     found = about()

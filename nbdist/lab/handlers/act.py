@@ -20,6 +20,7 @@ from nbdist.cluster.time_limits import LIMITS, limits_of
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError
 from nbdist.json_values import number
 from nbdist.lab.handlers.base import ApiHandler, checked_id
+from nbdist.lab.readers.capabilities import NEEDS_NOTEBOOK
 from nbdist.numbers import is_whole
 
 
@@ -189,11 +190,8 @@ def parse_cluster(body: Body) -> dict[str, Any]:
         )
     spec = LAUNCHERS[wanted["launcher"]]
     settings = parse_launcher_settings(spec, body.get("settings"))
-    if settings.get("sync_modules"):
-        raise InvalidArgumentError(
-            "sync_modules sends the modules beside a notebook, and a start from the sidebar has no notebook: "
-            "run %cluster start --launcher ssh --sync-modules with your hosts in a cell of the notebook"
-        )
+    if refused := [why for name, why in NEEDS_NOTEBOOK.items() if settings.get(name)]:
+        raise InvalidArgumentError(refused[0])
     limits = {one.name for one in LIMITS}
     hosts = spec.hosts(spec.read_settings({name: settings[name] for name in settings.keys() - limits}))
     if hosts and body.get("workers") is None:

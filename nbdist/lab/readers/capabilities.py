@@ -17,6 +17,12 @@ from nbdist.lab.tensorboard.manager import problem as tensorboard_problem
 from nbdist.machine import count_cores
 from nbdist.metrics.gpu_usage import load_nvml
 
+NEEDS_NOTEBOOK = {
+    "sync_modules": "sync_modules sends the modules beside a notebook, and a start from the sidebar has no "
+    "notebook: run %cluster start --launcher ssh --sync-modules with your hosts in a cell of the notebook"
+}
+"""Settings of launchers that a start from the sidebar refuses, so that the form leaves them out, and why."""
+
 
 def about() -> dict[str, Any]:
     """Return the answer to ``GET nbdist/api/v1``; reads the disk, and detects GPUs at the first call."""
@@ -50,6 +56,7 @@ def launcher_form(spec: LauncherSpec) -> dict[str, Any]:
         "settings": [
             {**{field: getattr(one, field) for field in fields}, "switch": one.read is None}
             for one in (*spec.settings, *limits_of(spec))
+            if one.name not in NEEDS_NOTEBOOK
         ],
     }
 
