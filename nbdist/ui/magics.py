@@ -265,11 +265,12 @@ def status_text(
     >>> print(status_text([task], [host], now=0.0))
     job ends in 1 min 00 s
     host a: lost
-      rank  task    state    device  pid  address
-      0     worker  running
+      rank  task    device  pid  address  state
+      0     worker                        running
     """
-    columns = ["rank", "name", "state", "device", "pid", "address"]
-    columns += ["cores"] if any(row["cores"] for row in tasks) else []  # those that it is bound to
+    # "cores" are those that a task is bound to. The state of a dead one is a sentence, so it is the last.
+    bound = ["cores"] if any(row["cores"] for row in tasks) else []
+    columns = ["rank", "name", "device", "pid", "address", *bound, "state"]
     rows = {
         row["rank"]: [str(row["ended"] or row["state"] if name == "state" else row[name]) for name in columns]
         for row in tasks

@@ -385,10 +385,10 @@ def test_the_state_of_the_cluster_is_a_table(run: Run, cluster: Cluster) -> None
     assert error is None
     lines = shown.splitlines()
     assert lines[0] == repr(cluster)
-    assert lines[1].split() == ["rank", "task", "state", "device", "pid", "address"]
+    assert lines[1].split() == ["rank", "task", "device", "pid", "address", "state"]
     for line, info in zip(lines[2:], cluster.tasks, strict=True):
         assert line.split() == [
-            str(info.rank), info.name, "running", info.device, str(info.pid), info.address,
+            str(info.rank), info.name, info.device, str(info.pid), info.address, "running",
         ]  # fmt: skip
     assert run("%cluster status")[1] == shown
     error, shown = run("%cluster start --workers 2")
