@@ -82,6 +82,11 @@ class EventFiles:
         for file in self._files.values():
             file.close()
 
+    def missing(self) -> dict[Path, int]:
+        """Try once more, and return how many points each file still lacks."""
+        self._write()
+        return {file.path: file.missing() for file in self._files.values()}
+
     @property
     def lost(self) -> int:
         """How many points the disk had no room for."""

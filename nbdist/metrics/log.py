@@ -196,6 +196,11 @@ class Appending:
         except OSError as error:
             self._trouble(error)
 
+    def missing(self) -> int:
+        """Try once more, and return how many points the file still lacks."""
+        self.retry()
+        return self.lost + sum(points for _, points in self._backlog)
+
     def close(self) -> None:
         """Write what is held back, bring it to the disk and close."""
         self.retry()

@@ -136,6 +136,20 @@ class Recorder:
             self._events.close()
         return batch
 
+    def all_troubles(self, ended: bool) -> list[str]:
+        """Return the errors of the disk so far; with ``ended`` also how many points each file lacks."""
+        if not ended or not self.troubles:
+            return self.troubles
+        with self._flushing:
+            missing = {self._log.path: self._log.missing()}
+            if self._events is not None:
+                missing |= self._events.missing()
+        return self.troubles + [
+            f"{points:,} point{'s' * (points != 1)} of {path} could not be written: no room in time"
+            for path, points in missing.items()
+            if points
+        ]
+
     def say(self, trouble: str) -> None:
         """Report a trouble, of the disk or of summaries."""
         self.troubles.append(trouble)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import errno
+import io
 import os
 import threading
 from pathlib import Path
@@ -210,24 +212,37 @@ def test_too_much_at_once_is_cut_and_counted(out: Output, monkeypatch: pytest.Mo
     assert out.take() == "again"
 
 
-def test_a_log_is_bounded_and_a_full_disk_is_no_error(
-    out: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_output_is_bounded(out: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporting, "FILE_LIMIT", 4)
-    for text in ("123456", "78"):
+    out.write("123456")
+    path = tmp_path / "output-0000.log"
+    assert out.take() == f"123456\n[{path} has the 0 MiB that it may have; further output is only shown]\n"
+    out.write("78")
+    assert out.take() == "78"
+    assert path.read_text() == "123456"
+
+
+def test_what_a_full_disk_does_not_take_is_counted_in_the_file(out: Output, tmp_path: Path) -> None:
+    class Disk(io.FileIO):
+        room = 3
+
+        def write(self, data: Any) -> int:
+            if not self.room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            taken = super().write(data[: self.room])
+            self.room -= taken
+            return taken
+
+    path = tmp_path / "output-0000.log"
+    out._file = disk = Disk(path, "ab")
+    shown = []
+    for text, room in (("first\n", 3), ("second\n", 0), ("third\n", 1000)):
+        disk.room = room
         out.write(text)
-        assert out.take() == text
-    assert (tmp_path / "output-0000.log").read_text() == "123456"
-
-    def full(data: bytes) -> int:
-        raise OSError(28, os.strerror(28))
-
-    monkeypatch.setattr(reporting, "FILE_LIMIT", 1 << 20)
-    monkeypatch.setattr(
-        out, "_file", type("Full", (), {"write": staticmethod(full), "close": lambda self: None})()
-    )
-    out.write("still shown")
-    assert out.take() == "still shown"
+        shown.append(out.take())
+    assert shown[0].startswith(f"first\n[output cannot be written to {path}: No space left on device. ")
+    assert shown[1:] == ["second\n", "third\n"]
+    assert path.read_text() == "fir\n[10 bytes of output are missing here: the disk was full]\nthird\n"
 
 
 def test_output_of_threads_is_recorded(out: Output) -> None:

@@ -23,9 +23,9 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwrite", pwrite)
 
 
-def printed_text(live: ActiveRun) -> str:
+def printed_text(live: ActiveRun, ended: bool = False) -> str:
     """Return the printed text of the next frames."""
-    return "".join(frame.arrays[0].tobytes().decode() for frame in live.messages(0, ended=True))
+    return "".join(frame.arrays[0].tobytes().decode() for frame in live.messages(0, ended))
 
 
 @pytest.mark.usefixtures("full_disk")
@@ -39,6 +39,10 @@ def test_a_full_disk_is_reported_in_the_output(tmp_path: Path) -> None:
     assert text.count("No space left on device. Training continues") == 2  # the log, TensorBoard's file
     recorder.add(recorder.series("loss"), 2, 0.5)
     assert printed_text(one) == ""
+    missing = printed_text(one, ended=True)
+    assert missing.startswith(
+        f"[2 points of {recorder.path} could not be written: no room in time]\n[2 points of "
+    )
     one.close()
 
 
@@ -52,4 +56,5 @@ def test_a_full_disk_is_reported_for_each_tower(tmp_path: Path) -> None:
     text = printed_text(one)
     assert [f"metrics-{i:04d}.log: No space left" in text for i in range(2)] == [True, True]
     assert printed_text(one) == ""
+    assert printed_text(one, ended=True).count(" could not be written: ") == 2
     one.close()

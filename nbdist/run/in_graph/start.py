@@ -107,9 +107,9 @@ class ActiveTowerRun(ActiveRun):
         """Return (replica, progress, new points) of each tower."""
         return self.towers.replicas()
 
-    def troubles(self) -> list[str]:
-        """Return what the disk has refused so far, of all towers."""
-        return self.towers.troubles()
+    def troubles(self, ended: bool) -> list[str]:
+        """Return what the disk has refused so far, of all towers, and at the end losses."""
+        return self.towers.troubles(ended)
 
     def number(self, rank: int, replica: int) -> int:
         """Return a tower's own number."""

@@ -118,9 +118,9 @@ class Towers:
         trains = tower.progress.step or (tower.context is not None and tower.context.progress.step)
         return {"devices": device, "cores": count_cores()} if device and trains else {}
 
-    def troubles(self) -> list[str]:
-        """Return what the disk has refused so far."""
-        return [trouble for tower in self._towers for trouble in tower.recorder.troubles]
+    def troubles(self, ended: bool) -> list[str]:
+        """Return what the disk has refused so far, and at the end what is lost."""
+        return [trouble for tower in self._towers for trouble in tower.recorder.all_troubles(ended)]
 
     def last_epochs(self) -> dict[int, dict[str, float]]:
         """Return each tower's means over the last epoch; called when the body is over."""

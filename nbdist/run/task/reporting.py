@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from itertools import repeat
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -77,9 +77,9 @@ class ActiveRun:
         """Return (replica, progress, new points) of each replica that this body trains."""
         return [(self.recorder.replica, progress_message(self.context), self.recorder.flush())]
 
-    def troubles(self) -> list[str]:
-        """Return the errors of the disk so far, for all replicas that this body trains."""
-        return self.recorder.troubles
+    def troubles(self, ended: bool) -> list[str]:
+        """Return the errors of the disk so far, of all replicas of this body, and at the end what is lost."""
+        return self.recorder.all_troubles(ended)
 
     def last_epochs(self) -> dict[int, dict[str, float]]:
         """Return the means of the last epoch of each replica that this body has trained."""
@@ -103,10 +103,10 @@ class ActiveRun:
             meta = {"run": self.run, "rank": rank, "tag": picture.tag, "kind": picture.kind}
             yield Frame("run.summary", {**meta, "step": picture.step}, picture.arrays)
         replicas = self.replicas()
-        for trouble in self.troubles():
+        for trouble in self.troubles(ended):
             if trouble not in self._shown_troubles:  # clients have to know that the logs are incomplete
                 self._shown_troubles.append(trouble)
-                self.output.write(f"\n[{trouble}]\n")
+                self.output.note(trouble)
         text = self.output.take()
         # Text goes as bytes: a frame's meta is small, and not every str that a body prints is valid UTF-8.
         printed = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
@@ -208,6 +208,8 @@ class Output:
         self._size = 0
         self._cut = 0
         self._written = 0
+        self._missing = 0  # bytes that a full disk has not taken since the last ones that it took
+        self._refused = False
         self._tail: deque[str] = deque()
         self._tail_size = 0
         self.taken = 0  # characters
@@ -216,7 +218,7 @@ class Output:
         self._path = path
         self._displays: list[Displayed] = []
         self._displayed = self._displayed_bytes = 0
-        self._file: BinaryIO | None = None  # made for the first text: most trials of a sweep print nothing
+        self._file: io.FileIO | None = None  # made for the first text: most trials of a sweep print nothing
 
     def write(self, text: str) -> int:
         """Append text; what exceeds the limit before the next flush is counted and dropped."""
@@ -229,6 +231,10 @@ class Output:
                 self._size += len(kept)
         return len(text)
 
+    def note(self, remark: str) -> None:
+        """Append a remark on the run, on a line of its own."""
+        self.write(line_after(next(iter([*self._waiting[-1:], *list(self._tail)[-1:]]), ""), remark))
+
     def take(self) -> str:
         """Write what was printed since the last call to the file, and return it."""
         with self._lock:
@@ -236,16 +242,8 @@ class Output:
             self._waiting, self._size, self._cut = [], 0, 0
         if cut:
             text += f"\n[{cut:,} characters were printed faster than they can be shown, and dropped]\n"
-        if text and self._written < FILE_LIMIT:
-            data = text.encode("utf-8", "replace")
-            self._written += len(data)
-            try:
-                if self._file is None:
-                    self._file = open(self._path, "ab", opener=_private)  # noqa: SIM115 - `finish` closes it
-                self._file.write(data)
-                self._file.flush()
-            except OSError:  # a full disk never stops a body; the client still gets the text
-                self._written = FILE_LIMIT
+        if text and self._written < FILE_LIMIT and (remark := self._keep(text.encode("utf-8", "replace"))):
+            text += line_after(text, remark)
         if text:
             self.taken += len(text)
             self._tail.append(text)
@@ -253,6 +251,26 @@ class Output:
             while self._tail_size - len(self._tail[0]) >= TAIL_LIMIT:
                 self._tail_size -= len(self._tail.popleft())
         return text
+
+    def _keep(self, data: bytes) -> str:
+        """Append to the file; return a remark if it lacks output from now on. It stops no body."""
+        gap = f"\n[{self._missing:,} bytes of output are missing here: the disk was full]\n"
+        rest = gap.encode() + data if self._missing else data
+        self._written += len(data)
+        try:
+            if self._file is None:
+                self._file = open(self._path, "ab", buffering=0, opener=_private)  # noqa: SIM115 - `finish` closes it
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            self._missing += min(len(rest), len(data))
+            first, self._refused = not self._refused, True
+            why = f"output cannot be written to {self._path}: {error.strerror or error}"
+            return f"{why}. It is tried again; what is missing there is shown here" if first else ""
+        self._missing = 0
+        if self._written < FILE_LIMIT:
+            return ""
+        return f"{self._path} has the {FILE_LIMIT >> 20} MiB that it may have; further output is only shown"
 
     def display(self, shown: Displayed) -> None:
         """Append a displayed object; over a limit, only its text and the reason."""
@@ -292,6 +310,15 @@ class Output:
         with suppress(OSError):
             if self._file is not None:
                 self._file.close()
+
+
+def line_after(text: str, remark: str) -> str:
+    r"""Return a remark as a line of its own that follows a text.
+
+    >>> line_after("printed", "why"), line_after("printed\n", "why")
+    ('\n[why]\n', '[why]\n')
+    """
+    return f"[{remark}]\n" if not text or text.endswith("\n") else f"\n[{remark}]\n"
 
 
 def tail_of(text: str, limit: int = TAIL_LIMIT) -> str:
