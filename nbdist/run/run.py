@@ -723,7 +723,10 @@ class Run(Labelled):
             try:
                 finish.write(self._record, self.status, self.error, self._followed, self.replica_devices())
             except OSError as error:
-                self.notes.append(f"run.json could not be written: {error}")
+                self.notes.append(
+                    f"run.json, and how the run has ended, could not be written: {error.strerror or error}; "
+                    f"make room, and nb.attach({self.id!r}) writes it"
+                )
         if self._ownership is not None:
             self._ownership.end()
 

@@ -562,6 +562,8 @@ def test_a_disk_that_stays_full_ends_the_wait_with_a_sentence(
     missing = [text for text in mirror.news if "lacks what" in text]
     assert all("/job:worker/task:2" not in text and "No space left" in text for text in missing)
     assert {"task:0", "task:1"} <= set(re.findall(r"task:\d", " ".join(missing)))
+    assert all(f"; make room there. What is left is there, in spool/{RUN} " in text for text in missing)
+    assert all(text.endswith(f"; nb.attach('{RUN}') copies it while the cluster is up") for text in missing)
     mirror.drop()
     assert (hosts.spools[0] / "metrics-0000.log").exists()
 

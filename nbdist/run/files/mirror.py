@@ -18,6 +18,7 @@ errors     A full disk, or a host that does not answer, ends nothing: it is said
 from __future__ import annotations
 
 import atexit
+import errno
 import json
 import os
 import threading
@@ -337,11 +338,11 @@ class Mirror:
                 self._say(f"the files of {self.place.id} are copied again into {self.folder}")
         except OSError as error:
             if not self._disk:
-                self._disk = error.strerror or str(error)
+                full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                self._disk = f"{error.strerror}; make room there" if full else error.strerror or str(error)
                 self._say(
                     f"the files that the tasks of {self.place.id} write on other hosts cannot be copied into "
-                    f"{self.folder}: {self._disk}. Training continues, and the copying is tried again: make "
-                    "room there"
+                    f"{self.folder}: {self._disk}. Training continues, and the copying is tried again"
                 )
             for spool in spools:
                 self._finish(spool, number, self._disk)
@@ -563,9 +564,10 @@ class Mirror:
                 lacking.append(names.get(watch.rank, f"rank {watch.rank}"))
             watch.given_up = True
         if why and lacking:
+            later = f"; nb.attach({self.place.id!r}) copies it while the cluster is up" if self._disk else ""
             self._say(
                 f"{self.folder} lacks what {', '.join(lacking)} wrote on another host after the last copy: "
-                f"{why}. What is left is there, in spool/{self.place.id} of its NBDIST_HOME"
+                f"{why}. What is left is there, in spool/{self.place.id} of its NBDIST_HOME{later}"
             )
 
     def _say(self, text: str) -> None:
