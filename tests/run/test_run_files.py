@@ -343,7 +343,8 @@ class Hosts:
             if kind == "files.list":
                 page = files.page(meta["under"], meta["after"])
                 rows = np.frombuffer(json.dumps(page.entries).encode(), np.uint8)
-                return Frame("x", {"shared": False, "spool": f"{host}" * 32, "more": page.more}, (rows,))
+                spool = f"{host}" * 32 if page.entries else ""
+                return Frame("x", {"shared": False, "spool": spool, "more": page.more}, (rows,))
             if kind == "files.read":
                 data = files.read(Entry(*meta["entry"]), meta["at"], meta["most"])
                 return Frame("x", {}, (np.frombuffer(data, np.uint8),))
@@ -457,11 +458,16 @@ def test_a_rank_that_moves_to_another_host_keeps_both_logs(
     for host, text in ((0, b"first"), (1, b"second")):
         (hosts.spools[host] / "metrics-0000.log").write_bytes(text)
         (hosts.spools[host] / "output-0000.log").write_bytes(text)
-    until(copying().settle)
+    first = copying()
+    until(first.settle)
     assert (client / "metrics-0000.log").read_bytes() == b"first"
     assert (client / "metrics-0000.1.log").read_bytes() == b"second"
     assert (client / "output-0000.log").read_bytes() == b"firstsecond"
-    (hosts.spools[1] / "output-0000.log").write_bytes(b"second more")
+    first.drop()
+    first.close()
+    later = copying()  # attached when the run is over
+    until(later.settle)
+    assert later.log(0, "metrics-0000.log", 6, 60.0) == client / "metrics-0000.1.log"
 
 
 def test_another_client_goes_on_where_the_copies_end(

@@ -266,6 +266,10 @@ class Mirror:
         while True:
             copies = self._copies if self._lock.held else self._read_copies()
             local, base = copies.get(f"{watch.spool}/{name}", (name, 0))
+            if watch.address and not watch.spool:  # the run is over, and the spool removed: the newest copy
+                local, base = next(
+                    (copies[key] for key in reversed(copies) if key.partition("/")[2] == name), (name, 0)
+                )
             path = self.folder / str(local)
             with suppress(OSError):
                 if path.stat().st_size - int(base) >= size:
