@@ -282,6 +282,14 @@ def kill(rank: int) -> list[int]:
     return dead([rank])
 
 
+def signal_often(rank: int, seconds: float) -> list[str]:
+    """Ask whether a task's process exists, three times a second; return how tasks have ended meanwhile."""
+    cluster, begun, pause = Cluster.current(), time.monotonic(), threading.Event()
+    while time.monotonic() < begun + seconds and cluster.signal(rank, 0):
+        pause.wait(0.3)
+    return [row["ended"] for row in cluster.status() if row["ended"]]
+
+
 def dead(ranks: list[int], seconds: float = 15.0) -> list[Any]:
     """Wait until these ranks are dead; return how they ended, and how long that took."""
     cluster, begun, pause = Cluster.current(), time.monotonic(), threading.Event()
@@ -345,6 +353,7 @@ def stop() -> float:
 
 ORDERS = (
     *(start, reports, heard, run, chdir, train, background, read, attach, finish, kill, dead, restart),
+    signal_often,
     *(state_of, loss_of, next_run, between_jobs, cell, tunnel, break_tunnel, halt, fetch),
     *(grow, grown, awaited, shrink, keys, kill_supervisor, rest, status, seconds_left, stop),
 )

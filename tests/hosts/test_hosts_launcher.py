@@ -258,6 +258,24 @@ def test_hosts_end_their_tasks_without_their_head(client: Actor, ssh_hosts: SshH
     client.do(do="stop")
 
 
+@exhaustive
+def test_a_supervisor_and_its_relay_watch_each_other(client: Actor, ssh_hosts: SshHosts) -> None:
+    client.do(do="start", launcher="ssh", hosts="host1:1,host2:1")
+    # Longer than either may be silent, with a request or an answer more often than they ask each other.
+    assert client.do(do="signal_often", rank=0, seconds=10.0) == []
+    supervisor, relay, *_ = ssh_hosts.at("host1", "pgrep", "-f", "supervisor.host").stdout.split()
+    assert relay in ssh_hosts.at("host1", "pgrep", "-P", supervisor).stdout.split()
+    ssh_hosts.at("host1", "kill", "-STOP", relay)
+    assert until(lambda: not traces(ssh_hosts, "host1"), limit(LOST_SECONDS))
+    left = ["pgrep", "-f", "supervisor.host"]
+    assert until(lambda: not ssh_hosts.at("host1", *left, check=False).stdout, limit(LOST_SECONDS))
+    *ended, _ = client.do(do="dead", ranks=[0])
+    assert ended == ["host host1 was lost: it has ended, or was cut off from this one"]
+    client.do(do="restart")
+    assert client.do(do="run", code="__import__('nbdist').task.info.node") == ["host2"] * 2
+    client.do(do="stop")
+
+
 def test_a_short_cut_costs_nothing(client: Actor, ssh_hosts: SshHosts) -> None:
     client.do(do="start", launcher="ssh", hosts="host1:1,host2:1")
     pids = client.do(do="run", code="import os; os.getpid()")

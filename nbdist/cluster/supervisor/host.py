@@ -59,19 +59,19 @@ def main() -> None:
         os.environ.setdefault(variable, "1")
     log = os.open(folder / "log" / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     ours, theirs = socket.socketpair()
-    if os.fork() == 0:
+    if (pid := os.fork()) == 0:
         ours.close()
         os.close(lock)
         _relay(name, plan, theirs, log)
     theirs.close()
-    supervisor = _join(name, plan, str(folder), lock, ours, log)
+    supervisor = _join(name, plan, str(folder), lock, ours, log, pid)
     become = start_children(supervisor) or supervisor.run()
     if become is not None:
         become()
 
 
 def _join(
-    name: str, plan: dict[str, Any], folder: str, lock: int, relay: socket.socket, log: int
+    name: str, plan: dict[str, Any], folder: str, lock: int, relay: socket.socket, log: int, relay_pid: int
 ) -> SupervisorProcess:
     """Report this host to the head, and return the supervisor that serves it."""
     try:
@@ -110,6 +110,7 @@ def _join(
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     own = {
         "host": name,
+        "relay": relay_pid,
         "cluster_id": plan["cluster_id"],
         "folder": folder,
         "connection": answer["connection"],

@@ -35,6 +35,7 @@ requests start, signal, measure, ping and stop; its events are exit and busy.
                                         group, reports the exit to all clients, and writes an engine's rank to
                                         the hub's pipe, so that the hub frees its id. The exit of the
                                         controller ends the cluster.
+    a host's relay freezes or dies      The supervisor of that host kills it, and ends: the head has lost it.
     the supervisor dies                 The kernel kills its children (PR_SET_PDEATHSIG, Linux; elsewhere they
                                         read the end of a pipe), and clients read the end of the stream. The
                                         next client that lists the clusters finds the lock free and removes
@@ -84,6 +85,7 @@ from nbdist.graph.gpu_errors import GPU_LOST_STATUS
 if TYPE_CHECKING:
     from nbdist.cluster.launchers.spec import Launcher, LauncherSpec
 
+RELAY_SECONDS = 6.0  # without a word of a host's relay: the head gives such a host up after 8 s
 GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL
 CONTROLLER = -1  # the "rank" of the controller in events
 MAX_LINE = 1 << 20
@@ -138,6 +140,7 @@ class SupervisorProcess:
         self.selector.register(self.listener, selectors.EVENT_READ, self._accept)
         self.selector.register(self.wake_in, selectors.EVENT_READ, self._drain_wakeup)
         self.starter = starter
+        self.heard = time.monotonic()  # when the starter has last sent something
         self._add_client(starter)
         signal.set_wakeup_fd(self.wake_out)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -298,6 +301,8 @@ class SupervisorProcess:
             return
         except OSError:
             received = b""
+        if client is self.starter:
+            self.heard = time.monotonic()
         lines = (self.clients[client] + received).split(b"\n")
         if not received or len(lines[-1]) > MAX_LINE:
             self.remove_client(client)
@@ -477,6 +482,9 @@ class SupervisorProcess:
         now = time.monotonic()
         if self.busy is not None:
             self._report_busy()
+        if self.starter in self.clients and self.plan.get("host") and now > self.heard + RELAY_SECONDS:
+            send_signal(self.plan["relay"], signal.SIGKILL)
+            self.remove_client(self.starter)
         without_client = self._without_client()
         busy = without_client and is_busy(self.folder)
         why = "no client was left" if self.orphan_timeout.expired(now, without_client, busy) else ""

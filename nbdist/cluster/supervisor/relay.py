@@ -12,8 +12,9 @@ A connection may break and be made again, so the lines are numbered. Each messag
 other side has not confirmed yet, and the number of lines received from it (`Outbox`); lines that arrive twice
 are dropped. Either side takes the other for lost after some seconds without a message: the head then closes
 the host's connection, and refuses this incarnation of the host's relay for good; the relay ends, and with it
-the host's tasks. So a host that is cut off for longer never returns as a second owner of its ranks. The relay
-also ends when its supervisor does not answer for as long: a frozen one holds tasks that nobody watches.
+the host's tasks. So a host that is cut off for longer never returns as a second owner of its ranks. A relay
+and the supervisor of its host watch each other, too: a frozen supervisor holds tasks that nobody watches, and
+behind a frozen relay tasks would live on that the head takes for lost. The other one kills it.
 """
 
 from __future__ import annotations
@@ -190,7 +191,8 @@ class HostRelay:
     def run(self) -> None:
         """Carry lines until one side has ended."""
         assert self.peer is not None
-        peer, heard, sent, ends_at = self.peer, time.monotonic(), 0.0, None
+        peer, heard, ends_at = self.peer, time.monotonic(), None
+        sent = asked = 0.0  # the last message to the head, the last `PING` to the supervisor
         fileno, answered = self.lines.connection.fileno(), math.inf
         while time.monotonic() < heard + HOST_SECONDS and (ends_at is None or time.monotonic() < ends_at):
             if time.monotonic() > answered + HOST_SECONDS:
@@ -198,7 +200,7 @@ class HostRelay:
             changed = False
             watched = () if self.lines.closed else (fileno,)
             with suppress(UnavailableError):
-                wait_any([peer], max(0.0, sent + BEAT_SECONDS - time.monotonic()), *watched)
+                wait_any([peer], max(0.0, min(sent, asked) + BEAT_SECONDS - time.monotonic()), *watched)
             if not self.lines.closed:
                 for line in self.lines.read():
                     if line == PONG:  # the first comes when it has imported its libraries
@@ -218,9 +220,11 @@ class HostRelay:
                         changed = changed or bool(lines)
                         if not self.lines.closed:
                             self.lines.write(lines)
-            if changed or time.monotonic() - sent >= BEAT_SECONDS:
-                if time.monotonic() - sent >= BEAT_SECONDS and not self.lines.closed:
+            if time.monotonic() - asked >= BEAT_SECONDS:
+                asked = time.monotonic()
+                if not self.lines.closed:
                     self.lines.write([PING])
+            if changed or time.monotonic() - sent >= BEAT_SECONDS:
                 sent = time.monotonic()
                 message = self.outbox.message()
                 ended = ends_at is not None and len(message["lines"]) == len(self.outbox.waiting)
