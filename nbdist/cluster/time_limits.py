@@ -1,6 +1,6 @@
 """Limits of time: when runs write a state before their hosts' job ends, how long a cluster may be unused.
 
-    save_time(ends, before)                  # handed to each task as `SAVE_AT_VARIABLE`
+    save_time(ends, before)                  # each task gets it as `SAVE_AT_VARIABLE`
     timeout = IdleTimeout(1800.0, now)
     timeout.expired(now, busy)                # the head's supervisor ends the cluster then
 
@@ -18,7 +18,7 @@ from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
 from nbdist.errors import InvalidArgumentError
 
 SAVE_BEFORE = 300.0  # seconds before the end of the hosts' job
-SAVE_AT_VARIABLE = "NBDIST_SAVE_AT"  # in a task's environment: seconds since 1970
+SAVE_AT_VARIABLE = "NBDIST_SAVE_AT"  # in a task's environment: a time of its host's monotonic clock
 SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 LEAST_UNUSED = 1.0  # seconds: the accuracy with which a use is known
 CHECKS = 60  # of the runs under way, in the time that a cluster may be unused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -11,7 +12,8 @@ import nbdist as nb
 from nbdist.checkpoint.manager import CheckpointManager, Interval
 from nbdist.cluster.next_job import NextJob, next_slots
 from nbdist.cluster.supervisor.hosts import Hosts, RemoteHost
-from nbdist.cluster.time_limits import IdleTimeout, parse_seconds
+from nbdist.cluster.supervisor.process import SupervisorProcess
+from nbdist.cluster.time_limits import SAVE_AT_VARIABLE, IdleTimeout, parse_seconds
 from nbdist.errors import InvalidArgumentError
 
 
@@ -104,3 +106,18 @@ def test_flags_that_cannot_be_obeyed_are_refused() -> None:
         nb.start_cluster(launcher="local", requeue=True)
     with pytest.raises(InvalidArgumentError, match="idle is a time"):
         nb.start_cluster(launcher="local", idle="soon")
+
+
+def test_a_state_is_written_in_time_on_a_host_with_a_wrong_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Mock()
+    head = Hosts(Mock(plan={"save_before": 300.0}))
+    head.by_name["a"], head.ends, head.ask = Mock(), time.time() + 900.0, asked  # type: ignore[method-assign]
+    head.start("a", {"rank": 0, "environment": {}}, Mock())
+    task = asked.call_args.kwargs["task"]
+    with monkeypatch.context() as there:  # the host's clock is a year behind
+        now = time.time()
+        there.setattr(time, "time", lambda: now - 365 * 86_400.0)
+        host = Mock(plan={"tasks": []})
+        SupervisorProcess._answer(host, {"request": "start", "task": task}, Mock(), Mock())
+        environment = host.start_task.call_args.args[0]["environment"]
+        assert float(environment[SAVE_AT_VARIABLE]) - time.monotonic() == pytest.approx(600.0, abs=60.0)

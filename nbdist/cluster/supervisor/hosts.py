@@ -33,7 +33,7 @@ from nbdist.cluster.folder import mark_busy, unmark_busy
 from nbdist.cluster.launchers.spec import JOB_OVER
 from nbdist.cluster.parent import end_with_parent
 from nbdist.cluster.supervisor.usage import USAGE_SECONDS
-from nbdist.cluster.time_limits import SAVE_AT_VARIABLE, save_time
+from nbdist.cluster.time_limits import save_time
 from nbdist.json_values import listed, mapping, number, text
 
 if TYPE_CHECKING:
@@ -228,10 +228,10 @@ class Hosts:
                 self._supervisor.broadcast({"event": "forked", "pids": self._supervisor.pids()})
             answered(reply)
 
-        environment = dict(task["environment"])
+        sent = {"rank": task["rank"], "environment": task["environment"]}
         if (at := save_time(self.ends, self._supervisor.plan.get("save_before", 0.0))) is not None:
-            environment[SAVE_AT_VARIABLE] = str(at)
-        self.ask(host, "start", started, task={"rank": task["rank"], "environment": environment})
+            sent["save_in"] = at - time.time()  # the clock of the host may show another time
+        self.ask(host, "start", started, task=sent)
 
     def relocate(self, tasks: Sequence[dict[str, Any]], task: dict[str, Any]) -> str:
         """Move a task whose host is lost to the host with the fewest tasks; return a note, "" for no move.

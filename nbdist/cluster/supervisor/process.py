@@ -79,7 +79,7 @@ from nbdist.cluster.parent import end_with_parent
 from nbdist.cluster.supervisor.copies import CopyProcess
 from nbdist.cluster.supervisor.hosts import Hosts, gpus_in_use
 from nbdist.cluster.supervisor.usage import UsageProcess
-from nbdist.cluster.time_limits import IdleTimeout
+from nbdist.cluster.time_limits import SAVE_AT_VARIABLE, IdleTimeout
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS
 
 if TYPE_CHECKING:
@@ -341,6 +341,8 @@ class SupervisorProcess:
                     raise ChildProcess(become)
             case "start":
                 task = request["task"]
+                if (left := task.pop("save_in", None)) is not None:
+                    task["environment"][SAVE_AT_VARIABLE] = str(time.monotonic() + left)
                 others = [one for one in self.plan["tasks"] if one["rank"] != task["rank"]]
                 self.plan["tasks"] = [*others, task]
                 self.hosts.note_tasks()

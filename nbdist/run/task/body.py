@@ -336,7 +336,7 @@ def make_context(
     every, at = options.checkpoint_every, os.environ.get(SAVE_AT_VARIABLE)
     if every is not None or spec.states or at is not None:
         interval = None if every is None else parse_interval(every)
-        last = None if at is None else float(at) - time.time()
+        last = None if at is None else float(at) - time.monotonic()
         read = [spec.place.received(one) for one in spec.states]
         states = TrainingStates(folder, interval, read=read, last=last)
         states.others = partial(states_of_others, spec.place, task, spec.ranks)
