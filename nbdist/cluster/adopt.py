@@ -39,6 +39,7 @@ from nbdist.cluster.late_hosts import describe_awaited
 from nbdist.cluster.launch import start_cluster
 from nbdist.cluster.launchers.registry import AUTO, DEFAULT_LAUNCHER, all_settings, choose_launcher
 from nbdist.cluster.supervisor.client import SupervisorClient, end_frozen
+from nbdist.cluster.time_limits import SAVE_BEFORE, parse_seconds
 from nbdist.errors import DeadlineExceededError, NbdistError, UnavailableError
 
 Report = Callable[[str], object]
@@ -49,6 +50,10 @@ REQUESTED = {
     "gpu_memory": None,
     "threads": None,
     "memory": None,
+    "idle": None,
+    "save_before": SAVE_BEFORE,
+    "requeue": False,
+    "orphan_timeout": None,
     **{name: setting.default for name, (setting, _) in all_settings().items()},
 }
 """The defaults of `start_cluster` that a cluster has to match."""
@@ -124,6 +129,11 @@ def why_not(cluster: AbandonedCluster, wanted: Mapping[str, Any] | None) -> str:
         return f"its id is not {wanted['cluster_id']!r}"
     spec, _ = choose_launcher(str(wanted.get("launcher", AUTO)), wanted)
     wanted = {**wanted, "launcher": spec.name}
+    for name in ("idle", "save_before"):
+        if (asked := wanted.pop(name, None)) is not None:
+            wanted[name] = parse_seconds(name, asked)
+    if wanted.get("orphan_timeout") is None:  # no particular one: that of the cluster will do
+        wanted["orphan_timeout"] = cluster.description.asked.get("orphan_timeout")
     usual_shape = {**SHAPE, "workers": sum(cluster.description.slots.values()) or SHAPE["workers"]}
     for name, usual in usual_shape.items():
         has, asked = getattr(cluster.description, name), wanted.get(name)

@@ -70,8 +70,8 @@ def claim(cluster_id: str) -> tuple[Path, int]:
     Raises InvalidArgumentError for an invalid id, FailedPreconditionError if a cluster of that id is running.
     Removes what killed clusters have left, their shared memory too: their supervisors could not.
     """
-    if not VALID_ID.fullmatch(cluster_id):
-        raise InvalidArgumentError(f"a cluster id is 1 to 48 letters, digits and _, not {cluster_id!r}")
+    if not isinstance(cluster_id, str) or not VALID_ID.fullmatch(cluster_id):
+        raise InvalidArgumentError(f"a cluster id is 1 to 48 letters, digits and _, not {cluster_id!r:.80}")
     alive = living()
     folder = clusters_folder() / cluster_id
     if folder.exists():

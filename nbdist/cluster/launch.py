@@ -20,7 +20,7 @@ from nbdist.cluster.description import write_description
 from nbdist.cluster.doctor.judge import CORE, judge_joined
 from nbdist.cluster.doctor.observe import software
 from nbdist.cluster.folder import claim, new_id, remove_traces, this_process
-from nbdist.cluster.gpus import choose_gpus, kernel_cache, list_gpus, require_gpus
+from nbdist.cluster.gpus import choose_gpus, kernel_cache, list_gpus, parse_gpus, require_gpus
 from nbdist.cluster.hosts import Host
 from nbdist.cluster.hub import (
     EXIT_SECONDS,
@@ -47,7 +47,7 @@ from nbdist.cluster.resources import (
 )
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
 from nbdist.cluster.supervisor.process import OrphanTimeout
-from nbdist.cluster.time_limits import LEAST_UNUSED, SAVE_BEFORE, parse_seconds
+from nbdist.cluster.time_limits import LEAST_UNUSED, SAVE_BEFORE, check_switch, parse_seconds
 from nbdist.cluster.tunnel import start_through
 from nbdist.errors import (
     DeadlineExceededError,
@@ -58,6 +58,7 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.home import home_path
+from nbdist.json_values import number
 from nbdist.machine import count_cores
 from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.wire.keys import ClusterKeys
@@ -166,10 +167,12 @@ def start_cluster(
     hosts = spec.hosts(settings)
     wanted = WORKERS if workers is None and not hosts else workers
     check_counts(1 if wanted is None else wanted, ps, threads, gpu_memory, data)
-    if not timeout > 0:
-        raise InvalidArgumentError(f"timeout is a number of seconds above 0, not {timeout!r}")
-    if orphan_timeout is not None and not orphan_timeout > 0:
-        raise InvalidArgumentError(f"orphan_timeout is a number of seconds above 0, not {orphan_timeout!r}")
+    parse_gpus(gpus)  # here: a job may wait in a queue for hours before the GPUs of its hosts are known
+    for name, seconds in (("timeout", timeout), ("orphan_timeout", orphan_timeout)):
+        if (seconds is not None or name == "timeout") and not (number(seconds) or 0.0) > 0:
+            raise InvalidArgumentError(f"{name} is a number of seconds above 0, not {seconds!r:.60}")
+    check_switch("detached", detached)
+    check_switch("requeue", requeue)
     unused = None if idle is None else parse_seconds("idle", idle, LEAST_UNUSED)
     before = SAVE_BEFORE if save_before is None else parse_seconds("save_before", save_before)
     if save_before is not None and before and not spec.timed:
@@ -187,6 +190,9 @@ def start_cluster(
         "threads": threads,
         "memory": memory,
         "save_before": before,
+        "idle": unused,
+        "requeue": requeue,
+        "orphan_timeout": orphan_timeout,
         **settings,
     }
     slots = worker_slots(hosts or (Host(HERE, wanted),), wanted)
@@ -204,7 +210,8 @@ def start_cluster(
     plans = None if hosts else planned(slots, {HERE: own_resources(gpus, slots[HERE])})
     with _full_disk_explained():
         start = _Startup(
-            _Wanted(slots, least, ps + data, data, gpus, planned), plans, cluster_id or new_id(), timeout,
+            _Wanted(slots, least, ps + data, data, gpus, planned), plans,
+            new_id() if cluster_id is None else cluster_id, timeout,
             report or (lambda line: None), spec, settings, asked,
             {"idle": unused, "save_before": before, "requeue": requeue},
         )  # fmt: skip

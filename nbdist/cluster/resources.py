@@ -198,6 +198,7 @@ def plan_task(
 
 
 MOST_TASKS = 512
+MOST_THREADS = 4096
 MEMORY_VARIABLE = "NBDIST_MEMORY_LIMIT"
 LEAST_MEMORY, MOST_MEMORY = 64 << 10, 1 << 50  # bytes
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -240,10 +241,12 @@ def check_counts(
             continue
         if not is_whole(value, least):
             raise InvalidArgumentError(f"{name} is a whole number of {least} or more, not {value!r}")
+    if threads is not None and threads > MOST_THREADS:
+        raise InvalidArgumentError(f"threads is a whole number of 1 to {MOST_THREADS:,}, not {threads:,}")
     if workers + ps + data > MOST_TASKS:
         raise InvalidArgumentError(
-            f"{workers + ps + data:,} tasks on one host are more than the {MOST_TASKS} that it may have; "
-            f"this host has {count_cores()} cores"
+            f"{workers + ps + data:,} tasks are more than the {MOST_TASKS} that a cluster may have; this "
+            f"host has {count_cores()} cores"
         )
     if gpu_memory is not None and not (isinstance(gpu_memory, (int, float)) and 0 < gpu_memory <= 1):
         raise InvalidArgumentError(f"gpu_memory is a share of a GPU in (0, 1], not {gpu_memory!r}")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
 from nbdist.errors import InvalidArgumentError
@@ -34,7 +35,7 @@ def parse_seconds(name: str, value: str | float, least: float = 0.0) -> float:
     >>> parse_seconds("idle", "30m"), parse_seconds("save_before", 0)
     (1800.0, 0.0)
     """
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?) ?([smhd]?)", str(value).strip(), re.ASCII)
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,20})?) ?([smhd]?)", str(value).strip(), re.ASCII)
     seconds = float(found[1]) * SECONDS[found[2]] if found and not isinstance(value, bool) else math.nan
     if not least <= seconds <= MOST_SECONDS:
         raise InvalidArgumentError(
@@ -54,10 +55,10 @@ def check_save_before(value: str | float) -> None:
     parse_seconds("save_before", value)
 
 
-def check_requeue(value: object) -> None:
-    """Raise InvalidArgumentError for what is neither True nor False."""
+def check_switch(name: str, value: object) -> None:
+    """Raise InvalidArgumentError for what is neither True nor False; ``name`` is the argument's."""
     if not isinstance(value, bool):
-        raise InvalidArgumentError(f"requeue is True or False, not {value!r:.60}")
+        raise InvalidArgumentError(f"{name} is True or False, not {value!r:.60}")
 
 
 IDLE = LauncherSetting(
@@ -69,7 +70,7 @@ SAVE = LauncherSetting(
 )  # fmt: skip
 REQUEUE = LauncherSetting(
     "requeue", "submit the hosts' job again when it has no time left or was preempted",
-    None, default=False, check=check_requeue,
+    None, default=False, check=partial(check_switch, "requeue"),
 )  # fmt: skip
 LIMITS = (IDLE, SAVE, REQUEUE)
 

@@ -118,7 +118,12 @@ SMALL = ClusterDescription(1.0, 2, 1, "local", (), asked=adoption.REQUESTED)
         ({"workers": 2}, "it has 1 ps and not 0"),
         ({"ps": 1, "threads": 3}, "its threads is None and not 3"),
         ({"ps": 1, "cluster_id": "b"}, "its id is not 'b'"),
-        ({"ps": 1, "cluster_id": "a", "timeout": 3.0, "orphan_timeout": 9.0}, ""),
+        ({"ps": 1, "cluster_id": "a", "timeout": 3.0}, ""),
+        ({"ps": 1, "orphan_timeout": 9.0}, "its orphan timeout is None and not 9.0"),
+        ({"ps": 1, "idle": "30m"}, "its idle is None and not 1800.0"),
+        ({"ps": 1, "save_before": "5m"}, ""),
+        ({"ps": 1, "save_before": 0}, "its save before is 300.0 and not 0.0"),
+        ({"ps": 1, "requeue": True}, "its requeue is False and not True"),
     ],
 )
 def test_a_cluster_fits_or_has_a_reason(wanted: dict[str, object] | None, why: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -106,6 +107,27 @@ def test_flags_that_cannot_be_obeyed_are_refused() -> None:
         nb.start_cluster(launcher="local", requeue=True)
     with pytest.raises(InvalidArgumentError, match="idle is a time"):
         nb.start_cluster(launcher="local", idle="soon")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"timeout": float("inf")}, "timeout is a number of seconds above 0, not inf"),
+        ({"timeout": "60"}, "timeout is a number of seconds above 0, not '60'"),
+        ({"timeout": None}, "timeout is a number of seconds above 0, not None"),
+        ({"orphan_timeout": "1h"}, "orphan_timeout is a number of seconds above 0, not '1h'"),
+        ({"requeue": "no"}, "requeue is True or False, not 'no'"),
+        ({"detached": 0}, "detached is True or False, not 0"),
+        ({"cluster_id": ""}, "a cluster id is 1 to 48 letters, digits and _, not ''"),
+        ({"cluster_id": 3}, "a cluster id is 1 to 48 letters, digits and _, not 3"),
+        ({"threads": 10**20}, "threads is a whole number of 1 to 4,096"),
+        ({"launcher": "ssh", "hosts": "a", "gpus": "two"}, "gpus is 'auto', 'none', a number, or UUIDs"),
+    ],
+    ids=str,
+)
+def test_an_argument_of_a_start_is_obeyed_or_refused(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{expected}"):
+        nb.start_cluster(report=None, **options)
 
 
 def test_a_state_is_written_in_time_on_a_host_with_a_wrong_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,7 +248,7 @@ def test_a_command_is_sent_to_a_sweep(server: Server, action: FakeAction, comman
         ("/clusters", {"workers": True}, "workers is a whole number of 1 or more, not True"),
         ("/clusters", {"workers": [2]}, "workers is a whole number of 1 or more, not '[2]'"),
         ("/clusters", {"ps": -1}, "ps is a whole number of 0 or more, not -1"),
-        ("/clusters", {"workers": 600}, "600 tasks on one host are more than the 512"),
+        ("/clusters", {"workers": 600}, "600 tasks are more than the 512"),
         ("/clusters", {"launcher": "rsh"}, "no launcher 'rsh'; choose from local, mpi, ssh, slurm"),
         ("/clusters", {"launcher": {}}, "no launcher {}; choose from local, mpi"),
         ("/clusters", {"gpus": "all"}, "gpus is 'auto', 'none', a number, or UUIDs such as GPU-8f3a,"),
