@@ -195,10 +195,17 @@ def start_cluster(
         "orphan_timeout": orphan_timeout,
         **settings,
     }
-    slots = worker_slots(hosts or (Host(HERE, wanted),), wanted)
-    slots = {name: count for name, count in slots.items() if count}  # a host without workers has no tasks
-    check_counts(sum(slots.values()), ps, threads, gpu_memory, data)
-    least = check_least(min_workers, sum(slots.values()), bool(hosts))
+
+    def spread(hosts: Sequence[Host]) -> tuple[dict[str, int], int]:
+        slots = worker_slots(hosts or (Host(HERE, wanted),), wanted)
+        slots = {name: count for name, count in slots.items() if count}  # a host without workers has no tasks
+        check_counts(sum(slots.values()), ps, threads, gpu_memory, data)
+        return slots, check_least(min_workers, sum(slots.values()), bool(hosts))
+
+    def spread_on(names: Sequence[str]) -> tuple[dict[str, int], int]:
+        return spread([Host(name, one.slots) for name, one in zip(names, hosts, strict=False)])
+
+    slots, least = spread(hosts)
     memory_limit = parse_memory(memory)
 
     def planned(slots: Mapping[str, int], found: Mapping[str, HostResources]) -> tuple[TaskPlan, ...]:
@@ -210,7 +217,7 @@ def start_cluster(
     plans = None if hosts else planned(slots, {HERE: own_resources(gpus, slots[HERE])})
     with _full_disk_explained():
         start = _Startup(
-            _Wanted(slots, least, ps + data, data, gpus, planned), plans,
+            _Wanted(slots, least, ps + data, data, gpus, planned, spread_on), plans,
             new_id() if cluster_id is None else cluster_id, timeout,
             report or (lambda line: None), spec, settings, asked,
             {"idle": unused, "save_before": before, "requeue": requeue},
@@ -256,7 +263,8 @@ class _Wanted:
 
     ``slots`` are the workers that each host takes, ``least`` is the number of workers with which it is ready,
     ``others`` that of its other tasks, and ``data`` that of the data tasks among them. ``planned`` returns
-    the plans for what the hosts have.
+    the plans for what the hosts have. ``spread_on`` returns ``slots`` and ``least`` for a job that has fewer
+    nodes than it may have, by their names; InvalidArgumentError if these do not take all workers.
     """
 
     slots: Mapping[str, int]
@@ -265,6 +273,7 @@ class _Wanted:
     data: int
     gpus: str | int
     planned: Callable[[Mapping[str, int], Mapping[str, HostResources]], tuple[TaskPlan, ...]]
+    spread_on: Callable[[Sequence[str]], tuple[Mapping[str, int], int]]
 
     def room(self, hosts: Iterable[str]) -> int:
         """Return how many workers these hosts take."""
@@ -373,11 +382,14 @@ class _Startup:
 
     def _rename(self, before: Sequence[str], names: Sequence[str]) -> None:
         """Take the real names of hosts, in the order of those that stood for them; there may be fewer."""
+        if len(names) < len(before):
+            self.wanted.slots, self.wanted.least = self.wanted.spread_on(names)
+            self.hosts = list(self.wanted.slots)
+            return
         other = dict(zip(before, names, strict=False))
         slots = {other.get(name, name): count for name, count in self.wanted.slots.items()}
         self.hosts = [name for name in slots if name in names or name not in before]
         self.wanted.slots = {name: slots[name] for name in self.hosts}
-        self.wanted.least = min(self.wanted.least, self.wanted.room(self.hosts))
 
     def _join_hosts(self) -> None:
         """Wait for the supervisors of other hosts, all or enough of them, and have them start their tasks."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 from typing import Any
 
 import pytest
 
+import nbdist as nb
+from nbdist.cluster import launch
 from nbdist.cluster.launchers.slurm.request import (
     SETTINGS,
     JobRequest,
@@ -133,3 +136,43 @@ def test_cores_that_some_partition_may_have_are_taken() -> None:
     check_nodes_for(JobRequest(cores=64, partition="large"), "large|2|64", {})
     check_nodes_for(JobRequest(cores=64, partition="nowhere"), "", {})
     check_nodes_for(JobRequest(cores=64), "(null)|x|y\nno news", {})
+
+
+@pytest.mark.parametrize(
+    ("asked", "slots", "least"),
+    [({"workers": 5}, {"n7": 3, "n9": 2}, 5), ({"workers": 5, "min_workers": 3}, {"n7": 3, "n9": 2}, 3),
+     ({}, {"n7": 1, "n9": 1}, 2)],
+    ids=str,
+)  # fmt: skip
+def test_a_job_with_fewer_nodes_than_it_may_have_takes_all_workers(
+    asked: dict[str, int], slots: dict[str, int], least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starting = starting_on_a_range(monkeypatch, **asked)
+    starting._rename(starting.hosts, ("n7", "n9"))
+    assert (starting.hosts, starting.wanted.slots, starting.wanted.least) == (list(slots), slots, least)
+
+
+def test_a_job_with_too_few_nodes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    starting = starting_on_a_range(monkeypatch, min_workers=3)
+    with pytest.raises(InvalidArgumentError, match="min_workers is a whole number of 1 to 2"):
+        starting._rename(starting.hosts, ("n7", "n9"))
+    starting = starting_on_a_range(monkeypatch, workers=8, gres="gpu:2")
+    with pytest.raises(InvalidArgumentError, match="workers=8 do not fit on the hosts n7:2, n9:2"):
+        starting._rename(starting.hosts, ("n7", "n9"))
+
+
+def starting_on_a_range(monkeypatch: pytest.MonkeyPatch, **asked: Any) -> Any:
+    """Return the start of a cluster on 2 to 4 nodes whose job is to be submitted."""
+    started: list[Any] = []
+
+    def begin(self: Any, wanted: Any, *others: Any) -> None:
+        self.wanted, self.hosts = wanted, list(wanted.slots)
+        started.append(self)
+        raise InterruptedError
+
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(launch._Startup, "__init__", begin)
+    with pytest.raises(InterruptedError):
+        nb.start_cluster(launcher="slurm", nodes="2-4", report=None, **asked)
+    return started[0]
