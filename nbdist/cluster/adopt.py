@@ -19,6 +19,7 @@ detached clusters, which have no owner, are left as they are.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from nbdist.cluster.cluster import STOP_SECONDS, Cluster
 from nbdist.cluster.description import ClusterDescription, read_description
 from nbdist.cluster.folder import (
     clusters_folder,
+    is_alive,
     is_process_alive,
     living,
     remove_traces,
@@ -43,6 +45,7 @@ from nbdist.cluster.time_limits import SAVE_BEFORE, parse_seconds
 from nbdist.errors import DeadlineExceededError, NbdistError, UnavailableError
 
 Report = Callable[[str], object]
+LOOK_SECONDS = 0.05  # between two looks whether a cluster has ended
 SHAPE = {"workers": 2, "ps": 0, "data": 0}
 REQUESTED = {
     "launcher": DEFAULT_LAUNCHER,
@@ -177,18 +180,29 @@ def report_runs(cluster: Cluster, report: Report = print) -> Cluster:
 def end(folder: Path, by: str = "") -> None:
     """End a cluster that this process is not connected to, and remove its files and shared memory.
 
-    The cluster's clients receive ``by`` as the reason. A frozen cluster process is killed.
+    The cluster's clients receive ``by`` as the reason. A frozen cluster process is killed. Raises
+    UnavailableError for a cluster that lives and cannot be reached: its head is on another host.
     """
+    tunnel = ""
+    with suppress(NbdistError):  # it has not been described yet, or ends at this moment
+        tunnel = read_description(folder).tunnel
     try:
         supervisor = SupervisorClient.connect(folder)
-    except UnavailableError:  # it ends at this moment, or its supervisor was killed
-        remove_traces(folder, folder.name)
-        return
-    except DeadlineExceededError:
-        end_frozen(folder)
-        remove_traces(folder, folder.name)
-        return
-    supervisor.end(STOP_SECONDS, by)
+        if tunnel:
+            supervisor.lead_through(tunnel)
+        supervisor.end(STOP_SECONDS, by)
+    except (UnavailableError, DeadlineExceededError) as error:
+        if isinstance(error, DeadlineExceededError) and not tunnel:
+            end_frozen(folder)
+        until = time.monotonic() + STOP_SECONDS
+        while is_alive(folder):  # unless it was killed, or ends at this moment
+            if time.monotonic() > until:
+                there = f"{tunnel}, behind a tunnel" if tunnel else "another host, which shares this folder"
+                raise UnavailableError(
+                    f"cluster {folder.name} was not stopped: it lives, and its process does not answer; it "
+                    f"starts, or is on {there}: try again, or stop it there"
+                ) from None
+            time.sleep(LOOK_SECONDS)
     remove_traces(folder, folder.name)
 
 

@@ -142,11 +142,7 @@ class Cluster:
         keys = replace(ClusterKeys.load(folder / "keys"), proxy=description.proxy)
         supervisor = SupervisorClient.connect(folder)
         if host := description.tunnel:
-            supervisor.may_run_on = True
-            supervisor.lost = (
-                f"the tunnel to {host} has ended; if its network failed, the cluster runs on: connect again "
-                f"with %cluster attach --tunnel {host} {folder.name}"
-            )
+            supervisor.lead_through(host)
         connection = folder / "security" / f"ipcontroller-{folder.name}-client.json"
         client = connect_client(connection, timeout, description.proxy)
         cluster = cls(folder, description.tasks, keys, supervisor, client, owner=False)
@@ -427,7 +423,7 @@ class Cluster:
 
         ``timeout`` is in seconds; what has not ended then is killed. ``force`` also stops a cluster that
         another living process started and that a run uses; without it FailedPreconditionError is raised, and
-        nothing is stopped.
+        nothing is stopped. Raises UnavailableError for a cluster behind a tunnel that does not answer.
         """
         if self.stopped:
             return

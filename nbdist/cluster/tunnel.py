@@ -307,7 +307,8 @@ class _Ssh:
 
     def refusal(self) -> str:
         """Return what ssh has said last of a connection that it could not forward; "" for nothing."""
-        return (REFUSED.findall(self._read()) or [""])[-1].strip()
+        refused: list[str] = REFUSED.findall(self._read())
+        return refused[-1].strip() if refused else ""
 
     def end(self) -> None:
         """End it."""

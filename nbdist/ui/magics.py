@@ -205,7 +205,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
             print(
                 f"cluster {running.id} has ended: {running.controller_died() or 'all of its tasks have died'}"
             )
-            running.stop()
+            (running.close if running.is_cut_off() else running.stop)()
             return start_or_adopt(**options)
         raise InvalidArgumentError(
             f"{running!r} is up already; use it, or end it first with %cluster stop "

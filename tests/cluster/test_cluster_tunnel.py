@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nbdist.cluster import tunnel
+from nbdist.cluster import adopt, tunnel
 from nbdist.cluster.cluster import Cluster
-from nbdist.cluster.folder import living
+from nbdist.cluster.folder import claim, living
 from nbdist.cluster.hub import own_versions
+from nbdist.cluster.supervisor.client import SupervisorClient
 from nbdist.errors import InvalidArgumentError, UnavailableError
 from nbdist.wire.keys import ClusterKeys
 
@@ -80,25 +82,6 @@ def test_a_shell_that_prints_without_end_is_a_sentence(ssh: Path) -> None:
         tunnel.lead_to("login1")
 
 
-def test_another_end_that_does_not_answer_is_not_awaited(ssh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tunnel, "ANSWER_SECONDS", 0.1)
-    ssh.write_text("#!/bin/sh\nexec sleep 60\n")
-    with pytest.raises(UnavailableError, match="host login1: it did not answer within the limit"):
-        tunnel.lead_to("login1")
-    found = {"id": "far", "versions": own_versions(), "keys": ClusterKeys.create().to_dict()}
-    found |= {"connection": {}, "description": {}, "busy": {}, "socket": "/far/supervisor.sock"}
-    with pytest.raises(UnavailableError, match="host login1: it did not answer within the limit"):
-        tunnel.open_tunnel("login1", None, found)
-    assert not living()
-
-
-def test_ssh_says_why_a_tunnel_carries_nothing(ssh: Path) -> None:
-    state = {"description": {}, "busy": {}}
-    ssh.write_text(f"#!/bin/sh\necho 'channel 2: prohibited' >&2\necho '{json.dumps(state)}'\nexec cat\n")
-    found = {"id": "far", "versions": own_versions(), "keys": ClusterKeys.create().to_dict()}
-    found |= {"connection": {}, **state, "socket": "/far/supervisor.sock"}
-    with pytest.raises(
-        UnavailableError, match="carries no connections: ssh says 'channel 2: prohibited'; have"
-    ):
-        tunnel.open_tunnel("login1", None, found)
-    assert not living()
+from nbdist.cluster.folder import claim, living
+from nbdist.cluster.hub import own_versions
+from nbdist.cluster.supervisor.client import SupervisorClient

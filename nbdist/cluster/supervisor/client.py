@@ -251,17 +251,33 @@ class SupervisorClient:
                 return False
         return self.closed
 
+    def lead_through(self, host: str) -> None:
+        """Note that the connection leads through a tunnel to ``host``: the cluster may outlive it."""
+        self.may_run_on = True
+        self.lost = (
+            f"the tunnel to {host} has ended; if its network failed, the cluster runs on: connect again with "
+            f"%cluster attach --tunnel {host} {self.folder.name}"
+        )
+
     def end(self, timeout: float, by: str = "") -> None:
         """End the cluster and disconnect; its clients receive ``by`` as the reason.
 
         A supervisor that does not answer within ``timeout`` seconds, or does not end in as many, is killed.
+        Raises UnavailableError for one behind a tunnel that does not answer: it cannot be killed from here.
         """
+        told = False
         if not self.closed:
             with suppress(UnavailableError, DeadlineExceededError):  # it has died, or is frozen
                 self.ask("stop", timeout, by=by)
-        if not self.wait_closed(timeout):
+                told = True
+        if not self.wait_closed(timeout) and not self.may_run_on:
             self.kill()
         self.close()
+        if self.may_run_on and not told and not self.stopping:
+            raise UnavailableError(
+                f"cluster {self.folder.name} was not stopped, because it does not answer: {self.lost}, and "
+                "stop it then"
+            )
 
     def kill(self) -> None:
         """Kill the supervisor and all its children, for example if the supervisor is frozen."""
