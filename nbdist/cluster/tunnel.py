@@ -106,7 +106,7 @@ def start_through(
 
 def _look_for_files(host: str, given: dict[str, Any]) -> None:
     """Put the hosts of a file in its place; refuse other files here, which the head would look for."""
-    if given.get("hosts"):
+    if isinstance(given.get("hosts"), str | list | tuple):
         given["hosts"] = [str(one) for one in read_hosts(given["hosts"])]
     for setting in (setting for setting, _ in all_settings().values() if setting.names_file):
         path = Path(str(given.get(setting.name, "")))

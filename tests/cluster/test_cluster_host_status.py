@@ -33,7 +33,7 @@ OWN = {"hostname": "laptop", "address": "127.0.0.1", "cores": 1, "gpus": ()}
             ],
         ),
         ({}, ["a"], ["a"], [("a", "lost", [0], "host a: lost")]),
-        ({}, ["a"], [], [("a", "absent", [], "host a: not there; it has not come yet, or was lost")]),
+        ({}, ["a"], [], [("a", "absent", [], "host a: has not come")]),
         # Names that the cluster was not started on: those of a job's nodes, that an older file does not have.
         ({"n1": GPU_HOST}, [], ["n1"], [("n1", "up", [0], "host n1 (10.0.0.1): 8 cores, 2 GPUs")]),
     ],

@@ -82,6 +82,50 @@ def test_a_shell_that_prints_without_end_is_a_sentence(ssh: Path) -> None:
         tunnel.lead_to("login1")
 
 
-from nbdist.cluster.folder import claim, living
-from nbdist.cluster.hub import own_versions
-from nbdist.cluster.supervisor.client import SupervisorClient
+def test_another_end_that_does_not_answer_is_not_awaited(ssh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tunnel, "ANSWER_SECONDS", 0.1)
+    ssh.write_text("#!/bin/sh\nexec sleep 60\n")
+    with pytest.raises(UnavailableError, match="host login1: it did not answer within the limit"):
+        tunnel.lead_to("login1")
+    found = {"id": "far", "versions": own_versions(), "keys": ClusterKeys.create().to_dict()}
+    found |= {"connection": {}, "description": {}, "busy": {}, "socket": "/far/supervisor.sock"}
+    with pytest.raises(UnavailableError, match="host login1: it did not answer within the limit"):
+        tunnel.open_tunnel("login1", None, found)
+    assert not living()
+
+
+def test_ssh_says_why_a_tunnel_carries_nothing(ssh: Path) -> None:
+    state = {"description": {}, "busy": {}}
+    ssh.write_text(f"#!/bin/sh\necho 'channel 2: prohibited' >&2\necho '{json.dumps(state)}'\nexec cat\n")
+    found = {"id": "far", "versions": own_versions(), "keys": ClusterKeys.create().to_dict()}
+    found |= {"connection": {}, **state, "socket": "/far/supervisor.sock"}
+    with pytest.raises(
+        UnavailableError, match="carries no connections: ssh says 'channel 2: prohibited'; have"
+    ):
+        tunnel.open_tunnel("login1", None, found)
+    assert not living()
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["its network is away", "its ssh has ended"])
+def test_a_cluster_behind_a_broken_tunnel_is_not_said_to_be_stopped(tmp_path: Path, silent: bool) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        client = SupervisorClient(ours, tmp_path / "far")
+        client.lead_through("login1")
+        if not silent:
+            theirs.close()
+        with pytest.raises(
+            UnavailableError, match=r"far was not stopped, .* %cluster attach --tunnel login1"
+        ):
+            client.end(0.05)
+
+
+def test_a_cluster_of_another_host_that_shares_the_folder_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adopt, "STOP_SECONDS", 0.1)
+    folder, lock = claim("far")  # its supervisor holds the lock, and its socket leads nowhere from here
+    with pytest.raises(UnavailableError, match="another host, which shares this folder"):
+        adopt.end(folder)
+    assert folder.exists()
+    os.close(lock)
+    adopt.end(folder)
+    assert not folder.exists()
