@@ -358,6 +358,7 @@ def grow(
         gpus = description.asked.get("gpus", "auto")
         usable = [one for one in supervisor.hosts.values() if one["versions"] == dict(description.versions)]
         if not usable:
+            cluster.check_job()
             raise UnavailableError(f"cluster {cluster.id} has no host left: stop it (%cluster stop)")
         slots = {report["name"]: description.slots.get(report["name"], 1) for report in usable}
         used = [info.node for info in tasks if info.job == "worker"]
