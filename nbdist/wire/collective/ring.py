@@ -6,13 +6,16 @@
 # workstations", 2009): a reduce-scatter of n - 1 steps, then an all-gather of n - 1 steps. In each step a
 # rank sends one chunk to the next rank and receives one from the previous rank, so each rank sends
 # 2 (n - 1) / n of the array's bytes, which is the minimum. A large array is cut into rounds, of which
-# ROUNDS_IN_FLIGHT run concurrently: one chunk travels while another is combined. A broadcast is a pipeline
-# along the ring. schedule.py has the order of all messages, as a pure function of the call.
+# ROUNDS_IN_FLIGHT run concurrently: one chunk travels while another is combined. Two ranks with one chunk
+# send each other all they have, and both combine it: as many bytes, and one way between hosts, not two. A
+# broadcast is a pipeline along the ring. schedule.py has the order of all messages, as a pure function of the
+# call.
 #
 # Waiting. `receive` waits for the previous rank only, and `send` only if the queue of the socket
 # to the next rank is full. The result of a rank depends on a message from every other rank, so no rank
 # returns from a call that another one has not begun. The order of the additions depends on the position in
-# the ring; each chunk is combined once and then copied, so all ranks have equal bits.
+# the ring; each chunk is combined once and then copied, so all ranks have equal bits. (Two ranks that both
+# combine everything do so in one order.)
 #
 # Agreement. The first message of a call contains the call's text. A rank compares it with its own before it
 # forwards anything, so a mismatch is found at the first rank that differs from its predecessor, and no rank
@@ -163,7 +166,9 @@ class _RingRun:
         call, schedule = self._call, self._schedule
         where = schedule.chunk(number, schedule.received(self._rank, step))
         if schedule.reduces and step < schedule.size - 1:
-            value = call.ufunc(value, self._given[where])
+            own = self._given[where]
+            # Where both of two ranks combine the same values, NaN and zeros may keep the bits of the first.
+            value = call.ufunc(own, value) if self._rank == 0 else call.ufunc(value, own)
             if step == schedule.size - 2:
                 if call.op == "mean":
                     np.true_divide(value, call.divisor, out=value)

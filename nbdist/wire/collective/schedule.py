@@ -42,7 +42,13 @@ class RingSchedule:
 
     @classmethod
     def of(cls, call: CollectiveCall) -> RingSchedule:
-        """Return the schedule of a call; for a broadcast see `broadcast_route`."""
+        """Return the schedule of a call; for a broadcast see `broadcast_route`.
+
+        In an all-reduce of two ranks that fits into a message, the share of each is everything: they exchange
+        what they have.
+        """
+        if call.what == "all_reduce" and call.size == 2 and call.count <= chunk_items(call):
+            return cls(2, ((0, call.count),) * 2, chunk_items(call), reduces=True, gathers=False, shift=0)
         return cls(
             call.size,
             tuple(call.shares(8)),
@@ -72,8 +78,8 @@ class RingSchedule:
 
         >>> from nbdist.wire.collective.call import describe
         >>> import numpy as np
-        >>> list(RingSchedule.of(describe("all_reduce", (4,), np.dtype("f4"), size=2, op="sum")).actions())
-        [(0, -1), (0, 0), (0, 1)]
+        >>> list(RingSchedule.of(describe("all_reduce", (6,), np.dtype("f4"), size=3, op="sum")).actions())
+        [(0, -1), (0, 0), (0, 1), (0, 2), (0, 3)]
         """
         begun = min(ROUNDS_IN_FLIGHT, self.rounds)
         coming = deque((number, 0) for number in range(begun))
