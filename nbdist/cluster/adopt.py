@@ -188,9 +188,6 @@ def end(folder: Path, by: str = "") -> None:
         tunnel = read_description(folder).tunnel
     try:
         supervisor = SupervisorClient.connect(folder)
-        if tunnel:
-            supervisor.lead_through(tunnel)
-        supervisor.end(STOP_SECONDS, by)
     except (UnavailableError, DeadlineExceededError) as error:
         if isinstance(error, DeadlineExceededError) and not tunnel:
             end_frozen(folder)
@@ -203,6 +200,10 @@ def end(folder: Path, by: str = "") -> None:
                     f"starts, or is on {there}: try again, or stop it there"
                 ) from None
             time.sleep(LOOK_SECONDS)
+    else:
+        if tunnel:
+            supervisor.lead_through(tunnel)
+        supervisor.end(STOP_SECONDS, by)
     remove_traces(folder, folder.name)
 
 

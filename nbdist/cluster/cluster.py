@@ -423,7 +423,8 @@ class Cluster:
 
         ``timeout`` is in seconds; what has not ended then is killed. ``force`` also stops a cluster that
         another living process started and that a run uses; without it FailedPreconditionError is raised, and
-        nothing is stopped. Raises UnavailableError for a cluster behind a tunnel that does not answer.
+        nothing is stopped. Raises UnavailableError for a cluster behind a tunnel that does not answer, and
+        if a job that has held its hosts could not be cancelled.
         """
         if self.stopped:
             return

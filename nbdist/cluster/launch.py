@@ -540,7 +540,10 @@ class _Startup:
         if self.client is not None:
             close_client(self.client)
         if self.supervisor is not None:
-            self.supervisor.end(UNDO_SECONDS)
+            try:
+                self.supervisor.end(UNDO_SECONDS)
+            except UnavailableError as error:  # what was left; why the start has failed is told by its error
+                self.report(str(error))
         remove_traces(self.folder, self.folder.name)
 
     def connected(self) -> SupervisorClient:

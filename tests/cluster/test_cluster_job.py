@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from nbdist.cluster.launchers.job import StepOutput, call
-from nbdist.errors import FailedPreconditionError, NbdistError
+from nbdist.cluster.launchers.job import JobLauncher, StepOutput, call
+from nbdist.cluster.supervisor.client import SupervisorClient
+from nbdist.cluster.supervisor.hosts import Command
+from nbdist.errors import FailedPreconditionError, NbdistError, UnavailableError
 
 
 def read(*lines: str) -> tuple[StepOutput, list[object]]:
@@ -80,6 +85,34 @@ def test_the_progress_of_a_step() -> None:
     assert output.read_stdout("1: [1, 2]") is None
     assert output.read_stdout("7: words of no node") is None
     assert list(output.printed) == ["n2: the last words", "n2: [1, 2]", "7: words of no node"]
+
+
+class Stubborn(JobLauncher):
+    """A launcher whose job cannot be cancelled."""
+
+    submit = look = commands = Mock(side_effect=UnavailableError("no answer"))
+
+    def cancel(self) -> None:
+        raise UnavailableError("scancel: the controller does not answer")
+
+
+def test_a_job_that_cannot_be_cancelled_is_named_to_the_user(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launcher = Stubborn(b"{}")
+    launcher.job = "12"
+    launcher.end()
+    line = capsys.readouterr().out.splitlines()[-1]
+    command = Mock(hosts=("n1",))
+    Command._take_progress(command, json.loads(line))
+    ((event,), _) = command._supervisor.broadcast.call_args
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        client = SupervisorClient(ours, tmp_path / "c1")
+        theirs.sendall(b"".join(json.dumps(one).encode() + b"\n" for one in (event, {"reply": 1})))
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(UnavailableError, match=r"c1 has ended, but job 12 may still run \(scancel: the"):
+            client.end(1.0)
 
 
 def test_without_slurm_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

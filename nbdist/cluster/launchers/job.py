@@ -130,7 +130,7 @@ class JobLauncher(ABC):
         except NbdistError as error:
             job = self._look()
             if job is None or next_action(job) != "end":
-                print(f"job {self.job} may still run ({error}): look for it, and cancel it", file=sys.stderr)
+                self.report(left=f"job {self.job} may still run ({error}): look for it, and cancel it")
         finally:
             end_processes(self.processes, patience)
 

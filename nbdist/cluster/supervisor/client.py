@@ -263,7 +263,8 @@ class SupervisorClient:
         """End the cluster and disconnect; its clients receive ``by`` as the reason.
 
         A supervisor that does not answer within ``timeout`` seconds, or does not end in as many, is killed.
-        Raises UnavailableError for one behind a tunnel that does not answer: it cannot be killed from here.
+        Raises UnavailableError for one behind a tunnel that does not answer, which cannot be killed from
+        here, and if the command of a launcher could not end a job.
         """
         told = False
         if not self.closed:
@@ -278,6 +279,8 @@ class SupervisorClient:
                 f"cluster {self.folder.name} was not stopped, because it does not answer: {self.lost}, and "
                 "stop it then"
             )
+        if left := [one["reason"] for one in self.take("left")]:
+            raise UnavailableError(f"cluster {self.folder.name} has ended, but {'; '.join(left)}")
 
     def kill(self) -> None:
         """Kill the supervisor and all its children, for example if the supervisor is frozen."""

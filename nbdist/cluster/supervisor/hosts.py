@@ -468,6 +468,8 @@ class Command:
         hosts = self._supervisor.hosts
         if reason := text(message.get("waiting"), LONGEST_REASON):
             self._supervisor.broadcast({"event": "waiting", "hosts": list(self.hosts), "reason": reason})
+        if left := text(message.get("left"), LONGEST_REASON):
+            self._supervisor.broadcast({"event": "left", "reason": left})
         names = [name for one in listed(message.get("hosts")) if (name := text(one, LONGEST_NAME))]
         if names:
             left = number(message.get("seconds_left"))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import secrets
 import socket
-import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -77,7 +76,7 @@ class KubernetesLauncher:
                         time.sleep(FIRST_POLL)
             except NbdistError as error:
                 step = f"see `kubectl --namespace {self.api.namespace} delete {kind} {self.name}`"
-                print(f"the {kind} {self.name} may still be there ({error}): {step}", file=sys.stderr)
+                self.report(left=f"the {kind} {self.name} may still be there ({error}): {step}")
 
     def _create(self) -> None:
         template = read_template(self.request.pod_template) if self.request.pod_template else {}
