@@ -42,9 +42,8 @@ FIRST_POLL, LAST_POLL = 0.25, 30.0  # seconds between two looks at the queue
 QUIET_SECONDS = 0.5  # without a line, until the last line of a program that has ended is taken for its last
 SETTLE_SECONDS = 60.0  # until a job that is ending is described by what is known of it
 END_SECONDS = 10.0  # that the programs have, after SIGTERM
-CANCELLED_SECONDS = (
-    0.5  # for them to end with a cancelled job: they would wait for a node that does not answer
-)
+# For them to end with a cancelled job: they would wait for a node that does not answer.
+CANCELLED_SECONDS = 0.5
 LINES = 50  # of all programs together, that are kept to name a cause
 
 

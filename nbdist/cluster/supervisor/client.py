@@ -372,10 +372,8 @@ def peer_of(connection: socket.socket) -> int:
 
 def end_frozen(folder: Path) -> None:
     """Kill the supervisor of a cluster that does not answer, and all its children."""
-    with (
-        suppress(OSError),
-        connect_supervisor(folder) as connection,
-    ):  # the kernel accepts it for a frozen one
+    # The kernel accepts the connection for a frozen one.
+    with suppress(OSError), connect_supervisor(folder) as connection:
         kill_peer(connection)
         connection.settimeout(KILL_SECONDS)
         while connection.recv(1 << 16):  # until it is dead

@@ -67,9 +67,8 @@ class Api:
         if verb == "patch":
             arguments["_content_type"] = MERGE_PATCH
         if verb == "create":
-            arguments["field_validation"] = (
-                "Strict"  # a field that it does not know is an error, not left out
-            )
+            # A field that it does not know is an error, not left out.
+            arguments["field_validation"] = "Strict"
         try:
             answer = call(
                 namespace=self.namespace, _preload_content=False, _request_timeout=CALL_SECONDS, **arguments
