@@ -106,6 +106,8 @@ class Hosts:
 
         Hosts that are there, or whose command runs, are left out: several clients may ask for the same ones.
         """
+        if self._supervisor.kill_at is not None:  # those that run have been told to end
+            return
         spec = self._supervisor.launcher_spec
         assert spec is not None
         self._brought_up = self._brought_up or time.time()
