@@ -62,7 +62,7 @@ def test_the_supervisor_runs_one_command_for_a_host() -> None:
     plan = {"hosts": ["a", "b", "c"], "settings": {}, "tasks": [{"rank": 0, "host": "a"}]}
     spec = Mock()
     spec.commands.return_value = ()
-    hosts = Hosts(Mock(plan=plan, launcher_spec=spec))
+    hosts = Hosts(Mock(plan=plan, launcher_spec=spec, kill_at=None))
     hosts.note_tasks()
     assert hosts.late() == ["b", "c"]
     hosts.by_name["a"] = Mock()

@@ -36,7 +36,7 @@ TURN_SECONDS = 0.01  # between two looks for a reply, which another thread may r
 LONGEST_WAIT = 3600.0  # seconds of one wait for messages, which may be asked to have no limit
 KILL_SECONDS = 2.0  # limit for a killed process to end
 SUPERVISOR_LOG = "supervisor.log"
-TAKEN = ("started", "hosts", "host_lost", "waiting", "command_ended", "next_job")
+TAKEN = ("started", "hosts", "host_lost", "waiting", "command_ended", "next_job", "left")
 """The events that a client keeps until `SupervisorClient.take`; of others it has the state that follows."""
 
 

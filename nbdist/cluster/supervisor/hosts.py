@@ -474,8 +474,8 @@ class Command:
             self._supervisor.broadcast({"event": "left", "reason": left})
         names = [name for one in listed(message.get("hosts")) if (name := text(one, LONGEST_NAME))]
         if names:
-            left = number(message.get("seconds_left"))
-            hosts.rename(self.hosts, names, None if left is None else time.time() + left)
+            seconds = number(message.get("seconds_left"))
+            hosts.rename(self.hosts, names, None if seconds is None else time.time() + seconds)
             self.hosts = tuple(names)
         reasons = iter(listed(message.get("reasons")))
         for name in map(str, listed(message.get("lost"))):
