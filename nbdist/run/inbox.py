@@ -1,8 +1,8 @@
 """Receives what the tasks of a run send to the client: `Inbox`.
 
 Points, output and progress come about ten times a second. A task drops a subscriber that stops reading (a
-kernel that computes for minutes); a client that receives nothing for 2 s subscribes again and fills the gap
-from the task's log (`nbdist.run.values.backfill.StreamPosition`).
+kernel that computes for minutes); a client that receives nothing for 2 s, or whose connection was lost,
+subscribes again and fills the gap from the task's log (`nbdist.run.values.backfill.StreamPosition`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ class Inbox:
                 elif frame.kind == "run.backfill":
                     self._handle_backfill(member, frame)
         except (UnavailableError, InvalidArgumentError):  # the cluster may have no such task any more
-            member.body.is_silent = True  # if it is dead, the failure detector finds the reason
+            # If it is dead, the failure detector finds the reason; else it has lost its subscriber.
+            if not member.body.is_silent:
+                member.body.position.last = -math.inf
+            member.body.is_silent = True
 
     def receive_last(self, member: Member, outcome: Any) -> None:
         """Handle the last message of a worker, if its outcome carries it."""
@@ -131,6 +134,7 @@ class Inbox:
         self._detector.report_frozen(progress.get("lost", ()))
         for report in progress.get("restored", ()):
             self._restored(report)
+        body.is_silent = bool(frame.meta["ended"])
         if frame.meta["ended"]:
-            body.has_ended = body.is_silent = True
+            body.has_ended = True
             followed.mirror.end(member.rank)
