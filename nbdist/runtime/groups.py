@@ -427,7 +427,9 @@ class World:
     def _requests(self, first: TaskInfo) -> _Requests:
         task = self.task
         assert task is not None
-        return _Requests(lambda: Peer(first.address, task.keys, name=first.name))
+        confirms = self.coordinator is not None  # the client tells this task who is lost
+        connect = partial(Peer, first.address, task.keys, name=first.name)
+        return _Requests(connect, CONFIRM_SECONDS if confirms else 0.0)
 
     def _name(self, purpose: str) -> str:
         number = self._formed[purpose] = self._formed.get(purpose, 0) + 1
@@ -483,11 +485,12 @@ class _Requests:
 
     A request is sent again when the connection was lost, since it or its answer may be lost with it: the
     task answers it once more. That ends with UnavailableError when no new connection is made within
-    `CONFIRM_SECONDS`, or after `MAX_LOSSES` lost ones.
+    `CONFIRM_SECONDS`, or after `MAX_LOSSES` lost ones, or when the first one is not made, after ``patience``
+    seconds more.
     """
 
-    def __init__(self, connect: Callable[[], Peer]) -> None:
-        self._connect, self._peer = connect, connect()
+    def __init__(self, connect: Callable[[], Peer], patience: float) -> None:
+        self._connect, self._peer, self._patience = connect, connect(), patience
         self._request: Callable[[Peer], None] = lambda peer: None
         self._losses, self._deadline, self._lost = 0, math.inf, UnavailableError()
 
@@ -507,7 +510,8 @@ class _Requests:
         except UnavailableError as error:
             if self._peer.authenticated or not self._losses:
                 self._losses, self._lost = self._losses + 1, error
-                self._deadline = time.monotonic() + CONFIRM_SECONDS
+                patience = CONFIRM_SECONDS if self._peer.authenticated else self._patience
+                self._deadline = time.monotonic() + patience
             self._peer.close()
             self._peer, frame = self._connect(), None
             self._request(self._peer)

@@ -35,6 +35,8 @@ from nbdist.errors import (
 from nbdist.runtime.task import TaskInfo
 
 pytestmark = pytest.mark.engines
+MODULES = {"open_task": "nbdist.cluster.calls", "join_roster": "nbdist.cluster.task_setup"}
+"""Where a client looks up what it runs on a new engine."""
 Start = Callable[..., Cluster]
 
 IDENTITY = """
@@ -255,7 +257,7 @@ def test_a_task_that_dies_during_its_start_changes_nothing(
         if step == "start":
             until(lambda: scale_up.poll() or scale_up._forked)
         else:
-            patch.setattr(f"nbdist.cluster.task_setup.{step}", hanging(tmp_path / "there"))
+            patch.setattr(f"{MODULES[step]}.{step}", hanging(tmp_path / "there"))
             until(lambda: scale_up.poll() or (tmp_path / "there").exists())
     (pid,) = scale_up._forked.values()
     os.kill(pid, signal.SIGKILL)
@@ -281,7 +283,7 @@ def test_a_death_that_the_hub_notices_first_is_named_by_the_supervisor(
             lambda error: by_the_hub.append(error) or is_engine_death(error),  # type: ignore[func-returns-value]
         )
         patch.setattr(supervisor, "ended", lambda: ended() if by_the_hub else {})
-        patch.setattr("nbdist.cluster.task_setup.open_task", hanging(tmp_path / "there"))
+        patch.setattr("nbdist.cluster.calls.open_task", hanging(tmp_path / "there"))
         scale_up = ScaleUp(cluster, supervisor, plan_more(cluster.tasks, 1, {}, TWO_CORES, ROOM))
         until(lambda: scale_up.poll() or (tmp_path / "there").exists())
         (pid,) = scale_up._forked.values()
@@ -296,7 +298,7 @@ def test_a_task_that_cannot_start_has_a_reason(start: Start, monkeypatch: pytest
     cluster = start(2, 1)
     before = cluster.tasks
     with monkeypatch.context() as patch:
-        patch.setattr("nbdist.cluster.task_setup.open_task", refuse)
+        patch.setattr("nbdist.cluster.calls.open_task", refuse)
         with pytest.raises(UnavailableError, match=r"task:2: the Server did not start.*no room for another"):
             cluster.grow()
     assert cluster.tasks == before
@@ -345,7 +347,7 @@ def test_an_interrupt_during_the_change_changes_nothing(
 
     with monkeypatch.context() as patch:
         if isinstance(when, str):
-            patch.setattr(f"nbdist.cluster.task_setup.{when}", hanging(there))
+            patch.setattr(f"{MODULES[when]}.{when}", hanging(there))
         patch.setattr(ScaleUp, "poll", interrupted)
         with pytest.raises(KeyboardInterrupt):
             cluster.grow()

@@ -217,7 +217,7 @@ def test_a_replacement_that_does_not_start_leaves_a_dead_task(
 ) -> None:
     cluster = start(2, 1)
     with monkeypatch.context() as patch:
-        patch.setattr("nbdist.cluster.task_setup.open_task", refuse)
+        patch.setattr("nbdist.cluster.calls.open_task", refuse)
         with pytest.raises(NbdistError, match="no room for another"):
             cluster.restart(1)
     until(cluster.dead)

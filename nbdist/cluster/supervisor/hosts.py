@@ -312,7 +312,7 @@ class Hosts:
         for host in [*self.by_name.values()]:
             self.ask(host, "stop", lambda reply: None, by=reason)
         for command in self.commands:
-            if not self.by_name:  # what has not begun yet
+            if self.by_name.keys().isdisjoint(command.hosts):  # it has not begun yet
                 command.signal(signal.SIGTERM)
 
     def kill(self) -> None:
