@@ -27,7 +27,7 @@ from nbdist.errors import (
     UnavailableError,
 )
 from nbdist.metrics.run_folder import RunFile, read_run, run_folder
-from nbdist.run.files.left import fetch_left, lacks_its_end
+from nbdist.run.files.left import Left
 from nbdist.run.files.mirror import Mirror
 from nbdist.run.files.place import marked
 from nbdist.run.finish import ENDED, keep_timeline
@@ -67,13 +67,9 @@ def attach_run(run_id: str | None = None, *, make_view: Callable[[Run], View] | 
     found = _RecordedRun(record)
     cluster = found.cluster()
     if cluster is None:
-        current = None
         with suppress(NotFoundError):
-            current = Cluster.current()
-        missing = fetch_left(record, current, prepare)
-        run = _opened(found, None, {}, make_view)
-        run.notes.extend(missing)
-        return run
+            cluster = Cluster.current()
+        return _opened_as_left(found, cluster, make_view)
     remote = RemoteTasks(cluster)
     if found.towers:  # the process that drove them has ended
         found.release(remote)
@@ -83,11 +79,8 @@ def attach_run(run_id: str | None = None, *, make_view: Callable[[Run], View] | 
     if not any(answer.meta["state"] != "unknown" for answer in answers.values()):
         if not found.settled:
             found.why = f"the tasks of cluster {cluster.id} do not know it"
-        missing = mirror.collect(found.living(remote), OVER_SECONDS) if mirror.place.token else []
         remote.close()
-        run = _opened(found, None, {}, make_view)
-        run.notes.extend(missing)
-        return run
+        return _opened_as_left(found, cluster, make_view, own=True)
     if mirror.place.token:
         for rank in found.living(remote):
             mirror.add(rank)
@@ -124,7 +117,7 @@ class _RecordedRun:
     """A run as its run.json describes it: its tasks, and whether they can still be reached."""
 
     def __init__(self, record: RunFile) -> None:
-        self.file, self.record, self.folder = record, RunRecord.of(record), run_folder(record.id)
+        self.record, self.folder, self.left = RunRecord.of(record), run_folder(record.id), Left(record)
         options = options_of(record)
         self.settled = record.status in ENDED
         self.members = members_of(record)
@@ -235,6 +228,16 @@ class _RecordedRun:
         return UnavailableError(f"{self.why}; {log_end(run.store)}. What it logged is in {self.folder}")
 
 
+def _opened_as_left(
+    found: _RecordedRun, cluster: Cluster | None, make_view: Callable[[Run], View] | None, own: bool = False
+) -> Run:
+    """Return a run that no task knows any more, with what the hosts of a cluster still have of it."""
+    missing = found.left.fetch(cluster, prepare, own)
+    run = _opened(found, None, {}, make_view)
+    run.notes.extend(missing)
+    return run
+
+
 def _opened(
     found: _RecordedRun,
     remote: RemoteTasks | None,
@@ -244,7 +247,7 @@ def _opened(
 ) -> Run:
     """Return the run with its points and output so far, and with its end if it has ended."""
     record = found.record
-    tasks: RunTasks = remote or EndedTasks(found.members, not found.towers and lacks_its_end(found.file))
+    tasks: RunTasks = remote or EndedTasks(found.members, not found.towers and found.left.has_end())
     owned = None
     if remote is not None and mirror is not None and not found.settled:
         owned = _AttachedRun(found, remote, mirror)

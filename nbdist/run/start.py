@@ -39,7 +39,7 @@ from nbdist.metrics.run_folder import (
     versions,
     write_run,
 )
-from nbdist.run.files.left import fetch_left
+from nbdist.run.files.left import Left
 from nbdist.run.files.mirror import Mirror
 from nbdist.run.files.place import RunPlace, mark
 from nbdist.run.follow import View
@@ -506,7 +506,7 @@ def _fetch_left(run_id: str, cluster: Cluster | None, report: Callable[[str], ob
     if not is_under_way(record):
         with suppress(NotFoundError):
             cluster = cluster or Cluster.current()
-        for line in fetch_left(record, cluster, prepare):
+        for line in Left(record).fetch(cluster, prepare):
             report(line)
 
 

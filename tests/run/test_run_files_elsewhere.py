@@ -228,7 +228,7 @@ def test_a_run_is_resumed_from_a_state_that_no_client_has_copied(
     set_current(None)
     with pytest.raises(FailedPreconditionError, match="left no state"):
         resume_run(run.id, report=lines.append)
-    assert "ended before a client had copied all files" in lines[-1]
+    assert "ended before a client had copied all" in lines[-1]
     (tmp_path / "gate").touch()
     again = resume_run(run.id, cluster=elsewhere).wait()
     assert again.status == "finished"

@@ -1,6 +1,6 @@
-"""`fetch_left`: what a run has left on hosts whose cluster ended before a client had copied it.
+"""`Left`: what a run has left on hosts whose cluster ended before a client had copied it.
 
-    for line in fetch_left(record, cluster, prepare):   # a cluster that is there now, on some of these hosts
+    for line in Left(record).fetch(cluster, prepare):   # a cluster that is there now, on some of these hosts
         print(line)
 
 A spool belongs to a run, not to a cluster: the tasks of any cluster on its host serve it. `copy_all` keeps
@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from nbdist.cluster.cluster import Cluster, Members
@@ -19,6 +20,7 @@ from nbdist.cluster.description import read_description
 from nbdist.cluster.folder import runs_on
 from nbdist.cluster.remnants import KEPT_DAYS
 from nbdist.cluster.supervisor.client import SupervisorClient
+from nbdist.errors import NbdistError
 from nbdist.json_values import listed
 from nbdist.metrics.log import log_path
 from nbdist.metrics.run_folder import RunFile, run_folder
@@ -34,22 +36,59 @@ from nbdist.wire.keys import ClusterKeys
 from nbdist.wire.rpc.client import Peer
 
 
-def fetch_left(record: RunFile, cluster: Cluster | None, prepare: Callable[[Cluster], object]) -> list[str]:
-    """Copy what the hosts of a cluster have of a run whose own cluster has ended, and remove it there.
+class Left:
+    """What a run whose tasks have ended may have left on their hosts."""
 
-    ``cluster`` is None if there is none; ``prepare`` gives its tasks their agents. Returns sentences about
-    what is missing, or may be.
-    """
-    place = marked(run_folder(record.id))
-    if not _was_elsewhere(place, record):
-        return []
-    missing: list[str] = []
-    if cluster is not None and cluster.controller_died() is None:
-        prepare(cluster)
-        dead = {info.rank for info in cluster.dead()}
-        living = [info.rank for info in cluster.tasks if info.rank not in dead]
-        missing = Mirror.of(place, cluster).collect(living, math.inf)  # it gives up hosts that do not answer
-    return [*missing, *([sentence] if (sentence := what_is_left(record)) else [])]
+    def __init__(self, record: RunFile) -> None:
+        self._record, self._looked = record, set[str]()
+
+    def fetch(
+        self, cluster: Cluster | None, prepare: Callable[[Cluster], object], own: bool = False
+    ) -> list[str]:
+        """Copy what the hosts of a cluster have of the run, and remove it there.
+
+        ``cluster`` is None if there is none, and the run's ``own`` or another one; ``prepare`` gives its
+        tasks their agents. Returns sentences about what is missing, or may be.
+        """
+        place = marked(run_folder(self._record.id))
+        if not place.token or not (own or _was_elsewhere(place, self._record)):
+            return []
+        missing: list[str] = []
+        if cluster is not None and cluster.controller_died() is None:
+            with suppress(NbdistError):  # of a task that is frozen, say
+                prepare(cluster)
+            dead = {info.rank for info in cluster.dead()}
+            living = [info for info in cluster.tasks if info.rank not in dead]
+            # It gives up hosts that do not answer.
+            missing = Mirror.of(place, cluster).collect((info.rank for info in living), math.inf)
+            self._looked = set() if missing else {info.node for info in living}
+        return [*missing, *([sentence] if (sentence := self.sentence()) else [])]
+
+    def sentence(self) -> str:
+        """Return the sentence that names the hosts which may have files, and how they are fetched.
+
+        It is empty for a run whose end a client has seen, and for one whose outcomes are all here.
+        """
+        place, lacking = marked(run_folder(self._record.id)), self._lacking()
+        infos = [info for info in members_of(self._record) if info.rank in lacking]
+        nodes = {info.node: None for info in infos if info.node not in self._looked}
+        if self._record.status in ENDED or not nodes or not _was_elsewhere(place, self._record):
+            return ""
+        return (
+            f"The tasks of run {self._record.id} ended before a client had copied all that they wrote. What "
+            f"{', '.join(filter(None, nodes)) or 'other hosts'} may have of it is on their disks for "
+            f"{KEPT_DAYS} days: start a cluster on them, and call nb.attach({self._record.id!r}), which "
+            "copies it"
+        )
+
+    def has_end(self) -> bool:
+        """Whether the outcome of the run's chief may be among it: then the run's end is not known."""
+        return bool(self.sentence()) and _ranks(self._record)[0] in self._lacking()
+
+    def _lacking(self) -> list[int]:
+        """Return the ranks whose outcomes are not here."""
+        folder = run_folder(self._record.id)
+        return [rank for rank in _ranks(self._record) if not outcome_path(folder, rank).exists()]
 
 
 def copy_all(folder: Path) -> None:
@@ -94,30 +133,6 @@ class _Observed:
             if info.address not in self._peers:
                 self._peers[info.address] = Peer(info.address, self._keys, name=info.name)
             return self._peers[info.address]
-
-
-def what_is_left(record: RunFile) -> str:
-    """Return the sentence that names the hosts which may have files of a run, and how they are fetched.
-
-    It is empty for a run whose end a client has seen, and for one whose outcomes are all here.
-    """
-    place, ranks = marked(run_folder(record.id)), _ranks(record)
-    lacking = [rank for rank in ranks if not outcome_path(Path(place.root), rank).exists()]
-    if record.status in ENDED or not lacking or not _was_elsewhere(place, record):
-        return ""
-    nodes = dict.fromkeys(info.node for info in members_of(record) if info.rank in lacking and info.node)
-    hosts = ", ".join(nodes) or "other hosts"
-    return (
-        f"Cluster {record.cluster.get('id', '?')} ended before a client had copied all files of run "
-        f"{record.id}. What {hosts} may have of it is on their disks for {KEPT_DAYS} days: start a cluster "
-        f"on them, and call nb.attach({record.id!r}), which copies it"
-    )
-
-
-def lacks_its_end(record: RunFile) -> bool:
-    """Whether the outcome of the run's chief may still be on a host."""
-    ranks = _ranks(record)
-    return bool(what_is_left(record)) and not outcome_path(run_folder(record.id), ranks[0]).exists()
 
 
 def _ranks(record: RunFile) -> list[int]:
