@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.description import FILE
-from nbdist.cluster.folder import busy_tasks, find, is_alive
+from nbdist.cluster.folder import busy_tasks, find, is_alive, living
 from nbdist.cluster.hub import own_versions
 from nbdist.cluster.launch import start_cluster
 from nbdist.cluster.supervisor.process import SOCKET
@@ -100,6 +100,9 @@ def main(verb: str, name: str | None = None, link: str = "") -> int:
                 watch(str(name))
             return 0
         if verb == "start":
+            # That of a notebook whose kernel was restarted, say: it lives until it is stopped.
+            for other in living():
+                say(report=f"cluster {other} is up there already: %cluster attach connects to it, too")
             cluster = start_cluster(report=lambda line: say(report=line), detached=True, **options)
             cluster.close()
             name = cluster.id

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from nbdist.cluster import adopt, tunnel
+from nbdist.cluster import adopt, tunnel, tunnel_end
 from nbdist.cluster.cluster import Cluster
-from nbdist.cluster.folder import claim, living
+from nbdist.cluster.folder import claim, living, remove_traces
 from nbdist.cluster.hub import own_versions
 from nbdist.cluster.supervisor.client import SupervisorClient
 from nbdist.errors import InvalidArgumentError, UnavailableError
@@ -129,3 +132,21 @@ def test_a_cluster_of_another_host_that_shares_the_folder_is_left(monkeypatch: p
     os.close(lock)
     adopt.end(folder)
     assert not folder.exists()
+
+
+def test_a_start_names_the_clusters_that_are_up_on_the_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[dict[str, Any]] = []
+    monkeypatch.setattr(tunnel_end, "say", lambda **entries: said.append(entries))
+    monkeypatch.setattr(tunnel_end, "start_cluster", Mock(side_effect=UnavailableError("no host")))
+    monkeypatch.setattr(tunnel_end, "end_with_input", lambda: None)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"{}\n")))
+    folder, lock = claim("far")
+    try:
+        tunnel_end.main("start")
+    finally:
+        os.close(lock)
+        remove_traces(folder, "far")
+    assert said == [
+        {"report": "cluster far is up there already: %cluster attach connects to it, too"},
+        {"error": ["UnavailableError", "no host"]},
+    ]
