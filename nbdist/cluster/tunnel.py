@@ -94,6 +94,7 @@ def start_through(
             raise InvalidArgumentError(
                 f"{name}={value!r:.80} does not go through a tunnel: pass a text, a number or a list of them"
             ) from None
+    host = tunnel_host(host)
     found = _ask(host, python, "start", report, options=given)
     try:
         return attach(open_tunnel(host, python, found))
@@ -123,7 +124,24 @@ def lead_to(host: str, name: str | None = None, python: str | None = None) -> st
     Returns its id: `Cluster.attach` finds it here then. Raises UnavailableError if ssh does not reach the
     host, and what `Cluster.attach` raises there.
     """
+    host = tunnel_host(host)
     return open_tunnel(host, python, _ask(host, python, "find", print, name))
+
+
+def tunnel_host(value: object) -> str:
+    """Return what ssh takes for the host of a tunnel; raises InvalidArgumentError for what is no host.
+
+    >>> tunnel_host("ann@login1"), tunnel_host("[fe80::1]")
+    ('ann@login1', 'fe80::1')
+    """
+    if isinstance(value, str):
+        with suppress(InvalidArgumentError):
+            (host,) = read_hosts([value])
+            if host.slots is None:
+                return host.name
+    raise InvalidArgumentError(
+        f"tunnel is a host that ssh reaches, such as login1 or ann@login1, not {value!r:.80}"
+    )
 
 
 def open_tunnel(host: str, python: str | None, found: Mapping[str, Any]) -> str:

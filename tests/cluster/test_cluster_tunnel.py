@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
+import nbdist as nb
 from nbdist.cluster import adopt, tunnel, tunnel_end
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.folder import claim, living, remove_traces
@@ -150,3 +151,15 @@ def test_a_start_names_the_clusters_that_are_up_on_the_other_host(monkeypatch: p
         {"report": "cluster far is up there already: %cluster attach connects to it, too"},
         {"error": ["UnavailableError", "no host"]},
     ]
+
+
+@pytest.mark.parametrize("host", ["", "login1:2", "-oProxyCommand=x", "login1;x", "a,b", 5, ["login1"]])
+def test_what_is_no_host_is_not_given_to_ssh(ssh: Path, tmp_path: Path, host: Any) -> None:
+    ssh.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
+    for call in (
+        lambda: nb.start_cluster(tunnel=host, report=None),
+        lambda: Cluster.attach(tunnel=host),
+    ):
+        with pytest.raises(InvalidArgumentError, match="tunnel is a host that ssh reaches, such as login1"):
+            call()
+    assert not (tmp_path / "called").exists()
