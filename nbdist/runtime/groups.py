@@ -392,12 +392,19 @@ class World:
                                 return frame
                             requests.tell("group.answered", {"run": self.run, **frame.meta})
             except UnavailableError as error:
-                if self._is_lost(first, monitor):
-                    return None
-                raise UnavailableError(
-                    f"{error}. The replicas do not form their group again without it as long as it may live, "
-                    "because two parts of them would train apart: check the network between the hosts"
-                ) from None
+                # One that was reached has had this time for another connection.
+                waits = self.coordinator is not None and not requests.losses
+                deadline = time.monotonic() + CONFIRM_SECONDS * waits
+                while not self._is_lost(first, monitor):
+                    self.check()
+                    if time.monotonic() >= deadline:
+                        raise UnavailableError(
+                            f"{error}. The replicas do not form their group again without it as long as it "
+                            "may live, because two parts of them would train apart: check the network "
+                            "between the hosts"
+                        ) from None
+                    time.sleep(LOOK_SECONDS)
+                return None
             finally:
                 for other in peers.values():
                     other.close()
@@ -427,9 +434,7 @@ class World:
     def _requests(self, first: TaskInfo) -> _Requests:
         task = self.task
         assert task is not None
-        confirms = self.coordinator is not None  # the client tells this task who is lost
-        connect = partial(Peer, first.address, task.keys, name=first.name)
-        return _Requests(connect, CONFIRM_SECONDS if confirms else 0.0)
+        return _Requests(lambda: Peer(first.address, task.keys, name=first.name))
 
     def _name(self, purpose: str) -> str:
         number = self._formed[purpose] = self._formed.get(purpose, 0) + 1
@@ -485,14 +490,15 @@ class _Requests:
 
     A request is sent again when the connection was lost, since it or its answer may be lost with it: the
     task answers it once more. That ends with UnavailableError when no new connection is made within
-    `CONFIRM_SECONDS`, or after `MAX_LOSSES` lost ones, or when the first one is not made, after ``patience``
-    seconds more.
+    `CONFIRM_SECONDS`, or after `MAX_LOSSES` lost ones; at once if the first one cannot be made.
     """
 
-    def __init__(self, connect: Callable[[], Peer], patience: float) -> None:
-        self._connect, self._peer, self._patience = connect, connect(), patience
+    def __init__(self, connect: Callable[[], Peer]) -> None:
+        self._connect, self._peer = connect, connect()
         self._request: Callable[[Peer], None] = lambda peer: None
-        self._losses, self._deadline, self._lost = 0, math.inf, UnavailableError()
+        self.losses = 0
+        """How often a connection was lost."""
+        self._deadline, self._lost = math.inf, UnavailableError()
 
     def send(self, kind: str, meta: dict[str, Any], arrays: Sequence[Array] = ()) -> None:
         """Send a request, after the answer to the one before."""
@@ -508,15 +514,16 @@ class _Requests:
         try:
             frame = self._peer.receive(LOOK_SECONDS)
         except UnavailableError as error:
-            if self._peer.authenticated or not self._losses:
-                self._losses, self._lost = self._losses + 1, error
-                patience = CONFIRM_SECONDS if self._peer.authenticated else self._patience
-                self._deadline = time.monotonic() + patience
+            if not (self._peer.authenticated or self.losses):
+                raise
+            if self._peer.authenticated:
+                self.losses, self._lost = self.losses + 1, error
+                self._deadline = time.monotonic() + CONFIRM_SECONDS
             self._peer.close()
             self._peer, frame = self._connect(), None
             self._request(self._peer)
         is_late = not self._peer.authenticated and time.monotonic() > self._deadline
-        if is_late or self._losses > MAX_LOSSES:
+        if is_late or self.losses > MAX_LOSSES:
             raise self._lost
         return frame
 

@@ -15,7 +15,9 @@ found: dict[str, Any] = {}
 
 def schedule(address: str) -> str:
     """Start a scheduler at an address of this host; return what its workers connect to."""
-    scheduler = LocalCluster(n_workers=0, processes=False, host=address, dashboard_address=None)
+    scheduler = LocalCluster(
+        n_workers=0, processes=False, protocol="tcp", host=address, dashboard_address=None
+    )
     found["client"] = Client(scheduler)
     return str(scheduler.scheduler_address)
 

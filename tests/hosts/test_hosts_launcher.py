@@ -133,6 +133,7 @@ def test_a_host_whose_dask_worker_is_busy_joins_when_it_is_free(
         assert client.do(do="grown", workers=3) == ["host1", "host3", "host2"]
         client.do(do="stop")
     finally:
+        dask.end(LEAVE_SECONDS)
         for worker in workers:
             worker.terminate()
         for worker in workers:
