@@ -214,6 +214,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
 
     def _status(self, line: str) -> None:
         cluster = Cluster.current()
+        cluster.check_running()
         print(repr(cluster))
         limits = (cluster.saves_at, cluster.unused_left())
         print(status_text(cluster.status(), cluster.hosts(), time.time(), *limits))

@@ -26,6 +26,7 @@ from nbdist.errors import DeadlineExceededError, FailedPreconditionError, NotFou
 from nbdist.graph.ops.accumulators import ConditionalAccumulator
 from nbdist.run.options import Options
 from nbdist.run.start import start_run
+from nbdist.ui.magics import DistributedMagics
 
 pytestmark = pytest.mark.engines
 Start = Callable[..., Cluster]
@@ -156,5 +157,7 @@ def test_a_cluster_ends_when_nothing_uses_it_and_says_so(start: Start) -> None:
             nb.Session(cluster.target)
         with pytest.raises(FailedPreconditionError, match=ended):
             cluster.client  # noqa: B018
+        with pytest.raises(FailedPreconditionError, match=ended):
+            DistributedMagics()._status("")
         with pytest.raises(TaskDiedError, match=ended):
             cluster.run("1")
