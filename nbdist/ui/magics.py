@@ -263,8 +263,10 @@ def status_text(
     >>> task = dict.fromkeys(("pid", "device", "address", "cores", "ended"), "")
     >>> task |= {"rank": 0, "name": "worker", "state": "running"}
     >>> host = {"name": "a", "state": "lost", "tasks": [0], "ends": 60.0}
-    >>> print(status_text([task], [host], now=0.0))
+    >>> other = {"name": "b", "state": "lost", "tasks": [], "ends": 60.0}
+    >>> print(status_text([task], [other, host], now=0.0))
     job ends in 1 min 00 s
+    host b: lost
     host a: lost
       rank  task    device  pid  address  state
       0     worker                        running
@@ -287,9 +289,11 @@ def status_text(
     lines = [time_left(ends, now, saves_at, unused_left)]
     if not any(host["name"] for host in hosts):
         return "\n".join(filter(None, [*lines, *table([head, *rows.values()])]))
-    for number, host in enumerate(hosts):
-        own = [rows[rank] for rank in host["tasks"] if rank in rows]
-        lines += [describe_host(host), *table([head, *own] if number == 0 else own, "  ")]
+    above = [head]  # of the first host that has tasks
+    for host in hosts:
+        if own := [rows[rank] for rank in host["tasks"] if rank in rows]:
+            own, above = [*above, *own], []
+        lines += [describe_host(host), *table(own, "  ")]
     return "\n".join(filter(None, lines))
 
 
