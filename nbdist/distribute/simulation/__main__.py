@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from nbdist.distribute.simulation.cost import Cost
 from nbdist.distribute.simulation.report import Report
@@ -29,31 +29,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--latency-us", type=float, default=25.0, help="from host to host, one way (25)")
     parser.add_argument("--model-mb", type=float, default=100.0, help="the parameters (100)")
-    parser.add_argument("--batch-s", type=float, default=0.2, help="forward and backward pass (0.2)")
+    parser.add_argument(
+        "--batch-s", type=float, default=0.2, help="seconds of a forward and backward pass (0.2)"
+    )
     parser.add_argument("--workers-per-ps", type=count, default=8, help="of each parameter server (8)")
     given = parser.parse_args(arguments)
     try:
         cost = Cost(
             compute_s=given.batch_s, link_bytes_per_s=given.gbit * 1e9 / 8, latency_s=given.latency_us / 1e6
         )
-        print("\n".join(table(cost, given)))
+        for line in table(cost, given):  # the last ones take many seconds
+            print(line, flush=True)
     except InvalidArgumentError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def table(cost: Cost, given: argparse.Namespace) -> list[str]:
-    """Return the lines of a table in Markdown, one for each number of workers."""
-    lines = [f"| {' | '.join(HEAD)} |", f"|{'---:|' * len(HEAD)}"]
+def table(cost: Cost, given: argparse.Namespace) -> Iterator[str]:
+    """Yield the lines of a table in Markdown, one for each number of workers."""
+    yield f"| {' | '.join(HEAD)} |\n|{'---:|' * len(HEAD)}"
     for workers in given.workers:
         hosts, servers = -(-workers // given.per_host), -(-workers // given.workers_per_ps)
         kind, model = "ring" if hosts == workers else "hierarchical", round(1e6 * given.model_mb)
         reduced = simulate(kind, workers, 0, model, hosts, cost)
         served = simulate("ps", workers, servers, model, hosts, cost, apart=True)
         cells = (*figures(reduced), str(servers), *figures(served), f"{served.staleness:.0f}")
-        lines.append(f"| {' | '.join((f'{workers:,}', str(hosts), *cells))} |")
-    return lines
+        yield f"| {' | '.join((f'{workers:,}', str(hosts), *cells))} |"
 
 
 def figures(report: Report) -> tuple[str, str]:
