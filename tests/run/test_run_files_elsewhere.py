@@ -21,6 +21,7 @@ from waiting import until
 
 from nbdist.checkpoint.manager import state_files
 from nbdist.cluster.cluster import set_current
+from nbdist.cluster.folder import runs_on
 from nbdist.errors import FailedPreconditionError
 from nbdist.metrics.log import logs_in
 from nbdist.metrics.run_folder import read_run
@@ -28,9 +29,10 @@ from nbdist.metrics.store import columns_from_logs
 from nbdist.metrics.timeline_parts import read_parts
 from nbdist.nn import load
 from nbdist.run.attach import attach_run
+from nbdist.run.files.left import copy_ended
 from nbdist.run.options import Options
 from nbdist.run.run import Run
-from nbdist.run.start import resume_run, start_run
+from nbdist.run.start import prepare, resume_run, start_run
 
 if TYPE_CHECKING:
     from nbdist.cluster.cluster import Cluster
@@ -210,6 +212,23 @@ def test_what_a_cluster_left_when_it_ended_is_fetched_through_another(
     assert found.status == read_run(run.id).status == "finished"
     assert len(losses(found)) == 40
     assert state_files(found.folder)
+    assert not spools(hosts)
+
+
+@exhaustive
+def test_what_no_client_has_copied_is_copied_before_a_stop(hosts: Path) -> None:
+    with cluster_elsewhere(hosts, [0, 1], workers=2) as first:
+        run = start_run(body(), Options(strategy="multi_worker", seed=3), cluster=first)
+        until(lambda: (run.folder / ".copies.json").exists())
+        run._followed.mirror.close()  # the client ends
+        until(lambda: all(one is not None for one in outcomes(first, run)))
+        start_run("1", Options(on="worker:0-1"), cluster=first).wait()
+        until(lambda: not runs_on(first.folder))
+        assert copy_ended(first, prepare) == []
+    set_current(None)
+    found = attach_run(run.id)
+    assert (found.notes, found.status) == ([], "finished")
+    assert len(losses(found)) == 40
     assert not spools(hosts)
 
 

@@ -5,6 +5,7 @@
 
 A spool belongs to a run, not to a cluster: the tasks of any cluster on its host serve it. `copy_all` keeps
 spools from being left: the head of a cluster that ends, because no client or nothing uses it, calls it first.
+So does `copy_ended` for one that its user stops.
 """
 
 from __future__ import annotations
@@ -107,6 +108,19 @@ def copy_all(folder: Path) -> None:
             mirror = Mirror(place, lambda: cluster.tasks, cluster.dead, cluster.peer)
             for line in mirror.collect(living, math.inf, drop=record.id not in busy):
                 print(line, flush=True)
+
+
+def copy_ended(cluster: Cluster, prepare: Callable[[Cluster], object]) -> list[str]:
+    """Copy what no client has copied of the runs of a cluster that have ended, before the cluster is stopped.
+
+    ``prepare`` gives its tasks their agents. Returns sentences about what is missing.
+    """
+    busy, missing = runs_on(cluster.folder), list[str]()
+    for record in runs():
+        own = record.kind == "run" and record.cluster.get("id") == cluster.id
+        if own and record.status not in ENDED and record.id not in busy:
+            missing += Left(record).fetch(cluster, prepare, own=True)
+    return missing
 
 
 class _Observed:
