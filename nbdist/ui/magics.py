@@ -271,7 +271,7 @@ def status_text(
     >>> other = {"name": "b", "state": "lost", "tasks": [], "ends": 60.0}
     >>> print(status_text([task], [other, host], now=0.0))
     job ends in 1 min 00 s
-    host b: lost
+    host b: lost; its tasks are on other hosts
     host a: lost
       rank  task    device  pid  address  state
       0     worker                        running

@@ -118,7 +118,7 @@ def compare(
     """Return a report on each strategy, with each of some numbers of servers; the fastest comes first.
 
     >>> print(compare(16, hosts=2, model_bytes=100_000_000, cost=Cost(compute_s=1))[0])
-    hierarchical: 14.69 batches/s (92%), 1,056 messages and 100 MB through the busiest link in a step
+    hierarchical: 14.69 batches/s (92%), 528 messages and 100 MB through the busiest link in a step
     """
     plans = [(name, count) for name in STRATEGIES for count in ((0,) if name in REDUCERS else servers)]
     reports = [simulate(name, workers, count, model_bytes, hosts, cost) for name, count in plans]
