@@ -368,7 +368,7 @@ class ShardedReplica(AllReduceReplica, Reads):
         """Form the group again with all replicas after a lost connection; raise ``error`` in stage 3."""
         if self._gathers is not None and error is not None:
             raise error  # it may have come in the middle of a pass, which gathers in a group of its own
-        super().form_again(error, admits, leaves)
+        super().form_again(error, admits=admits, leaves=leaves)
 
     def take_newest(self) -> None:
         """Have all complete what some have completed: no replica has another one's slots.

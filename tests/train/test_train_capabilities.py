@@ -305,7 +305,7 @@ def test_new_processes_wait_while_the_training_has_no_place_for_them(
     """They would begin elsewhere in the data than the others are; a replica that leaves does not wait."""
     admitted: list[Any] = []
     monkeypatch.setattr(GroupStrategy, "waiting", lambda self, digest: [7])
-    monkeypatch.setattr(GroupReplica, "form_again", lambda self, **given: admitted.append(given))
+    monkeypatch.setattr(GroupReplica, "form_again", lambda self, *error, **given: admitted.append(given))
 
     def body(replica: Replica, *_: Any) -> Any:
         one = replica.membership
