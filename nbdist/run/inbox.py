@@ -70,7 +70,7 @@ class Inbox:
             # If it is dead, the failure detector finds the reason; else it has lost its subscriber.
             if not member.body.is_silent:
                 member.body.position.last = -math.inf
-            member.body.is_silent = True
+                member.body.is_silent = member.body.is_cut = True
 
     def receive_last(self, member: Member, outcome: Any) -> None:
         """Handle the last message of a worker, if its outcome carries it."""
@@ -134,7 +134,8 @@ class Inbox:
         self._detector.report_frozen(progress.get("lost", ()))
         for report in progress.get("restored", ()):
             self._restored(report)
-        body.is_silent = bool(frame.meta["ended"])
+        if body.is_cut:
+            body.is_silent = body.is_cut = False
         if frame.meta["ended"]:
-            body.has_ended = True
+            body.has_ended = body.is_silent = True
             followed.mirror.end(member.rank)

@@ -27,7 +27,7 @@ def test_a_cluster_outlives_its_client_behind_nat(ssh_hosts: SshHosts) -> None:
     trained = client.do(do="train", strategy="multi_worker")
     assert trained["error"] is None
     assert trained["epoch"]["accuracy"] > 0.3
-    run = client.do(do="background", epochs=400)
+    run = client.do(do="background", epochs=4000)
     client.process.kill()
     client.process.wait()
     watching = "tunnel_end watch"

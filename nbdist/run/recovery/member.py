@@ -111,6 +111,8 @@ class Body:
     """Whether it has ended; its outcome is on its way."""
     is_silent: bool = False
     """Whether no more messages come."""
+    is_cut: bool = False
+    """Whether it is silent only because its connection was lost, and may be heard again."""
     position: StreamPosition = field(default_factory=StreamPosition)
     """How much of its stream has arrived."""
 
