@@ -24,7 +24,7 @@ FLOORS = {
     "run": 5, "sweep": 5,
     "trials": 5.5,
     "ui": 6,
-    "lab": 6.5, "cli": 6.5,
+    "lab": 6.5, "cli": 6.6, "__main__": 6.7,
     "testing": 7,
 }  # fmt: skip
 

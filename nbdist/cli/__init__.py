@@ -1,1 +1,1 @@
-"""The command line: one file a verb, and the table of verbs. Its flags are those of the magics."""
+"""The command line: one file a verb, and their table. Options of click come from the flags of the magics."""

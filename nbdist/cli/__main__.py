@@ -1,59 +1,92 @@
-"""nbdist on the command line: ``nbdist VERB [FLAGS]``, or ``python -m nbdist.cli VERB [FLAGS]``.
+"""nbdist on the command line: ``nbdist VERB ...``, ``python -m nbdist VERB ...``.
 
-To add a verb, write its file, with a `Verb`, and add its row to `VERBS`.
+To add a verb, write its file, with a `click.Command` of its name, and add its row to `VERBS`. The file is
+imported when the verb is used: ``nbdist --help`` imports none.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from nbdist.cli import clean, doctor
-from nbdist.cli.verb import Verb
-from nbdist.errors import NbdistError
-from nbdist.home import own_version
-from nbdist.ui.flags import parse_words, unknown, usage
+import click
 
-VERBS: dict[str, Verb] = {verb.name: verb for verb in (clean.VERB, doctor.VERB)}
-HELP = ("--help", "-h", "help")
+from nbdist.cli.text import VerbGroup, ended
+from nbdist.errors import InvalidArgumentError, NbdistError
+
+VERBS = {
+    "run": "train a script's body on a cluster, and show its progress",
+    "sweep": "run a script as trials with different parameters",
+    "attach": "follow a run that another process started",
+    "runs": "list, show, compare, stop, resume, rename and delete runs",
+    "cluster": "start, list, change and stop clusters",
+    "simulate": "how long a step would take on 8 to 1,000 workers",
+    "tensorboard": "open TensorBoard on the event files of runs",
+    "clean": "remove what killed clusters have left, here or on other hosts",
+    "doctor": "examine hosts before a cluster starts on them",
+}
+"""What each verb does, in one line. The verb's file has the same name."""
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as a shell gives it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a verb; return the exit status: 0, 1 if the verb found a problem, 2 for a mistake on the line."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if words == ["--version"]:
-        print(own_version())
-        return 0
-    if not words or words[0] in HELP:
-        print(help_text())
-        return 0 if words else 2
-    try:
-        if (verb := VERBS.get(words[0])) is None:
-            print(unknown("nbdist: no verb", words[0], VERBS), file=sys.stderr)
-            return 2
-        if any(word in HELP for word in words[1:]):
-            print(f"nbdist {verb.name}: {verb.help}\n\n{usage(verb.flags)}")
-            return 0
-        plain, options = parse_words(words[1:], verb.flags, f"nbdist {verb.name}")
-        if plain:
-            flags = ", ".join(verb.flags)
-            print(f"nbdist {verb.name}: unexpected word {plain[0]!r}; the flags are {flags}", file=sys.stderr)
-            return 2
-        return verb.run(**options)
-    except NbdistError as error:
-        print(error, file=sys.stderr)
-        return 2
+    """Run a verb.
 
+    - ``arguments``: the words of the line after ``nbdist``; None for those of this process
 
-def help_text() -> str:
-    """Return the list of verbs.
-
-    >>> help_text().splitlines()[0]
-    'nbdist VERB [FLAGS]; nbdist VERB --help lists the flags'
+    Returns the exit status: 0; 1 if the verb has failed or has found a problem; 2 for a mistake on the line;
+    130 after Ctrl-C.
     """
-    verbs = [f"    {verb.name:<10} {verb.help}" for verb in VERBS.values()]
-    return "\n".join(["nbdist VERB [FLAGS]; nbdist VERB --help lists the flags", "", *verbs])
+    words = None if arguments is None else list(arguments)
+    try:
+        return int(GROUP.main(words, prog_name="nbdist", standalone_mode=False) or 0)
+    except click.ClickException as mistake:
+        mistake.show()
+        return mistake.exit_code
+    except NbdistError as error:
+        click.echo(ended(error), err=True)
+        return 2 if isinstance(error, InvalidArgumentError) else 1
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:  # of ``nbdist runs list | head``
+        sys.stdout = None  # nothing is to be flushed into it at the exit
+        return 0
 
+
+def load(name: str) -> click.Command:
+    """Return the command of a verb."""
+    command: click.Command = getattr(import_module(f"nbdist.cli.{name}"), name)
+    return command
+
+
+def print_version(context: click.Context, option: click.Parameter, given: bool) -> None:
+    """Print the version, for ``--version``."""
+    if given:
+        from nbdist.home import own_version
+
+        click.echo(own_version())
+        context.exit()
+
+
+GROUP = VerbGroup(
+    "nbdist",
+    VERBS,
+    load,
+    help="Distributed training that is interactive: clusters, runs and sweeps from a terminal.\n\n"
+    "nbdist VERB --help explains a verb; each has --json for programs.",
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            expose_value=False,
+            is_eager=True,
+            callback=print_version,
+            help="Print the version.",
+        )
+    ],
+)
 
 if __name__ == "__main__":
     sys.exit(main())

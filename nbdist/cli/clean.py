@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from nbdist.cli.verb import Verb
+import click
+
+from nbdist.cli.text import Answer, answers, with_flags
 from nbdist.cluster.hosts import Host, shell_word, ssh_command, why_ssh_ended
 from nbdist.cluster.remnants import remove_remnants
 from nbdist.ui.flags import CLEAN_FLAGS
@@ -16,16 +18,24 @@ from nbdist.ui.flags import CLEAN_FLAGS
 ANSWER_SECONDS = 30.0  # until a host counts as not answering
 
 
-def run(hosts: Sequence[Host] = (), python: str | None = None) -> int:
-    """Clean hosts, or this one without any, and print a line for each; return 1 if one does not answer."""
+@click.command()
+@with_flags(CLEAN_FLAGS)
+@answers
+def clean(hosts: Sequence[Host] = (), python: str | None = None) -> Answer:
+    """Remove what killed clusters have left: files, shared memory and processes, here or on other hosts.
+
+    Prints a line for each host; the exit status is 1 if one does not answer.
+    """
     if not hosts:
-        print(remove_remnants().text())
-        return 0
+        text = remove_remnants().text()
+        return Answer([{"host": "", "text": text, "cleaned": True}], text)
     with ThreadPoolExecutor(len(hosts)) as pool:
         found = list(pool.map(partial(clean_host, python or sys.executable), (host.name for host in hosts)))
-    for text, _ in found:
-        print(text)
-    return 0 if all(done for _, done in found) else 1
+    rows = [
+        {"host": host.name, "text": text, "cleaned": done}
+        for host, (text, done) in zip(hosts, found, strict=True)
+    ]
+    return Answer(rows, "\n".join(text for text, _ in found), 0 if all(done for _, done in found) else 1)
 
 
 def clean_host(python: str, host: str) -> tuple[str, bool]:
@@ -40,6 +50,3 @@ def clean_host(python: str, host: str) -> tuple[str, bool]:
     if done.returncode:
         return why_ssh_ended(host, done.returncode, done.stderr), False
     return f"host {host}: {done.stdout.strip()}", True
-
-
-VERB = Verb("clean", "remove what killed clusters have left, here or on other hosts", CLEAN_FLAGS, run)

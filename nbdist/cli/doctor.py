@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbdist.cli.verb import Verb
+import click
+
+from nbdist.cli.text import Answer, answers, with_flags
 from nbdist.cluster.doctor.examine import examine
 from nbdist.ui.flags import DOCTOR_FLAGS
 
 
-def run(**options: Any) -> int:
-    """Print the report; return 1 if a host has a problem."""
+@click.command()
+@with_flags(DOCTOR_FLAGS)
+@answers
+def doctor(**options: Any) -> Answer:
+    """Examine hosts before a cluster starts on them: from this one to each, and between them.
+
+    Prints what each has and what hinders a cluster there, with what to do. The exit status is 1 if a host
+    has a problem.
+    """
     report = examine(**options)
-    print(report)
-    return 0 if report.passed else 1
-
-
-VERB = Verb("doctor", "examine hosts before a cluster starts on them", DOCTOR_FLAGS, run)
+    text = str(report)
+    return Answer({"passed": report.passed, "lines": text.splitlines()}, text, 0 if report.passed else 1)

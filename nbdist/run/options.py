@@ -8,6 +8,7 @@ what a row is, and how to add one.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -59,6 +60,20 @@ def parse_on(text: str) -> tuple[str, list[int] | None]:
             raise InvalidArgumentError(f"--on {text!r}: {part} counts backwards")
         found.extend(range(int(low), int(high or low) + 1))
     return job, sorted(set(found))
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a line, as a shell reads them.
+
+    >>> words_of("--lr 0.1 --name 'two words'")
+    ['--lr', '0.1', '--name', 'two words']
+    """
+    try:
+        return shlex.split(text)
+    except (ValueError, AttributeError) as error:
+        raise InvalidArgumentError(
+            f"--argv takes words as a shell reads them, got {text!r:.80}: {error}"
+        ) from None
 
 
 def names_of_variables(flag: str) -> Callable[[tuple[str, ...]], None]:
@@ -169,6 +184,14 @@ class LaunchOptions(TPUOptions, ShardedOptions, ElasticOptions, ServerOptions, T
         "how many tasks (workers and parameter servers) that die or freeze are replaced during the run, "
         "0 or more; None is 3",
         **whole(0),
+    )
+    argv: str | None = option(
+        None,
+        "what a script finds in sys.argv after its name",
+        "'--lr 0.1'",
+        "words that the body finds in sys.argv, after its name, as a shell reads them; None leaves sys.argv "
+        "as it is",
+        check_value=words_of,
     )
     fetch: tuple[str, ...] = option(
         (),

@@ -48,7 +48,7 @@ from nbdist.metrics.run_folder import duration
 from nbdist.nn import Model
 from nbdist.run.files.place import RunPlace
 from nbdist.run.files.states import states_of_others
-from nbdist.run.options import Options
+from nbdist.run.options import Options, words_of
 from nbdist.run.task.agent import Agent, agent
 from nbdist.run.task.data_reader import DataReader
 from nbdist.run.task.edited_modules import settle_edits
@@ -192,6 +192,8 @@ def perform(
             control.check()  # another call had the task until now, and the run may have failed
             progress.state = "running"
             given = spec.pushed.open(here.task.info.host)
+            if spec.options.argv is not None:
+                stack.enter_context(arguments(spec.options.name, words_of(spec.options.argv)))
             if code is not None:
                 stack.enter_context(names_added(code.namespace, given.names))  # parameters override them
                 found = code.run()
@@ -228,6 +230,16 @@ def perform(
         "dropped": progress.dropped,
         "skipped": progress.skipped,
     }
+
+
+@contextmanager
+def arguments(name: str, words: list[str]) -> Iterator[None]:
+    """Have a body find these words in ``sys.argv``."""
+    before, sys.argv = sys.argv, [name, *words]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 @contextmanager

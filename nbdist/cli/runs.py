@@ -1,0 +1,334 @@
+"""``nbdist runs list|show|logs|stop|pause|resume|set|rename|tag|untag|note|delete``: the runs of this user.
+
+A run is named by its id, or by a part of it that no other run has.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+
+from nbdist.cli.text import Answer, VerbGroup, answers, columns
+from nbdist.errors import InvalidArgumentError, NotFoundError
+from nbdist.lab.actions.__main__ import pause_run, resume_run, set_run, stop_run
+from nbdist.lab.readers.run_detail import record_in, run_details, shown_of
+from nbdist.lab.readers.runs import Runs
+from nbdist.metrics.run_folder import STATUSES, run_folder
+from nbdist.run.history import (
+    MOST_NAMED,
+    NO_MATCH,
+    NONE,
+    ListedRun,
+    clean,
+    delete_run,
+    in_bytes,
+    read_labels,
+    table,
+    write_labels,
+)
+from nbdist.run.history import (
+    runs as listed_runs,
+)
+from nbdist.run.record import is_under_way
+from nbdist.ui.frozen.render import text
+from nbdist.ui.frozen.run import ALONE
+
+VERBS = {
+    "list": "the runs, the newest first",
+    "show": "what a run was, and what it came to",
+    "logs": "what the tasks of a run have printed",
+    "stop": "stop runs; they keep what they have",
+    "pause": "pause a run between two steps",
+    "resume": "end a pause, or continue a run that has ended from its newest state",
+    "set": "change the learning rate of a run",
+    "rename": "give a run another name",
+    "tag": "add tags to a run, or remove them",
+    "note": "write a note about a run",
+    "delete": "delete runs with all their files",
+    "clean": "delete old runs, or show which",
+}
+LIMIT = 20
+POLL_SECONDS = 0.2
+CHUNK = 1 << 16
+
+runs = VerbGroup("runs", VERBS, lambda name: COMMANDS[name], help="List, show, change and delete runs.")
+a_run = click.argument("run_id", metavar="RUN")
+some_runs = click.argument("run_ids", metavar="RUN...", nargs=-1, required=True)
+
+
+def report(line: str) -> None:
+    """Print a line of progress, on stderr."""
+    click.echo(line, err=True)
+
+
+def find(name: str) -> ListedRun:
+    """Return the run of an id, or of a part of one that no other run has.
+
+    Raises NotFoundError, and InvalidArgumentError if several runs fit; both name some.
+    """
+    known = [run for run in listed_runs() if isinstance(run, ListedRun)]
+    exact = [run for run in known if run.id == name]
+    fits = exact or [run for run in known if name in run.id]
+    named = ", ".join(run.id for run in (fits or known)[:MOST_NAMED])
+    if not fits:
+        raise NotFoundError(
+            f"no run {name!r}; the latest are {named or '(none)'}; nbdist runs list lists all"
+        )
+    if len(fits) > 1:
+        raise InvalidArgumentError(f"{len(fits)} runs fit {name!r}: {named}; give more of the id")
+    return fits[0]
+
+
+def row_of(run: ListedRun) -> dict[str, Any]:
+    """Return what programs read of a run."""
+    names = ("id", "name", "kind", "status", "created", "ended", "paused", "trained", "resumed_from", "error")
+    return {name: getattr(run, name) for name in names} | {
+        "tags": run.tags, "note": run.remark, "cluster": run.cluster.get("id"), "options": run.options,
+    }  # fmt: skip
+
+
+@click.command("list")
+@click.argument("words", metavar="[WORD]...", nargs=-1)
+@click.option("--status", type=click.Choice(STATUSES), help="Only runs of this status.")
+@click.option("--tag", metavar="TAG", help="Only runs that have this tag.")
+@click.option(
+    "--trained/--plain", default=None, help="Only runs that train or log metrics, or only plain cells."
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="The newest so many."
+)
+@click.option("--all", "all_of_them", is_flag=True, help="All of them, whatever --limit is.")
+@answers
+def list_runs(
+    words: tuple[str, ...],
+    status: str | None,
+    tag: str | None,
+    trained: bool | None,
+    limit: int,
+    all_of_them: bool,
+) -> Answer:
+    """List runs, the newest first. WORDs are looked for in ids, names, tags and notes."""
+    found = listed_runs(" ".join(words) or None, status=status, tag=tag, trained=trained)
+    shown = [run for run in (found if all_of_them else found[:limit]) if isinstance(run, ListedRun)]
+    if not shown:
+        return Answer([], NO_MATCH if found.none == NO_MATCH else NONE)
+    lines = [columns(table(shown))]
+    if len(found) > len(shown):
+        lines.append(f"and {len(found) - len(shown):,} older: --all lists them, --limit N more of them")
+    return Answer([row_of(run) for run in shown], "\n".join(lines))
+
+
+@click.command()
+@a_run
+@click.option("--code", is_flag=True, help="Also print the run's code.")
+@answers
+def show(run_id: str, code: bool) -> Answer:
+    """Show a run: its line, its final and best metrics, what happened to its workers, and its output."""
+    known = find(run_id)
+    reader = Runs()
+    details = run_details(known.id, reader)
+    item, record = reader.item(known.id), record_in(reader.item(known.id))
+    _, _, summary = shown_of(item, record)
+    printed = {one["task"]: one["text"] for one in details["output"]}
+    lines = [
+        text(replace(summary, outputs=printed, error=details["error"] or None), ALONE),
+        columns(
+            [
+                ("folder", str(details["folder"])),
+                ("line", details["first_line"] or "(a function)"),
+                ("seed", str(details["seed"])),
+                ("versions", ", ".join(f"{name} {version}" for name, version in details["versions"].items())),
+                *([("tags", ", ".join(known.tags))] if known.tags else []),
+                *([("note", known.remark)] if known.remark else []),
+            ]
+        ),
+    ]
+    if code:
+        lines.append(details["code"])
+    return Answer(details | {"metrics": summary.metrics}, "\n\n".join(lines))
+
+
+@click.command()
+@a_run
+@click.option("--task", metavar="worker:1", help="Only this task; default: all, one after the other.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends, as tail -f does.")
+def logs(run_id: str, task: str | None, follow: bool) -> int:
+    """Print what the tasks of a run have printed."""
+    known = find(run_id)
+    folder = run_folder(known.id)
+    names = {path: name for name, path in output_files(known.id).items()}
+    wanted = {path: name for path, name in names.items() if task is None or short(name) == short(task)}
+    if task is not None and not wanted:
+        there = ", ".join(short(name) for name in names.values()) or "none has printed anything"
+        raise NotFoundError(f"run {known.id} has no output of {task!r}; there is that of {there}")
+    if not follow:
+        for path, name in wanted.items():
+            if len(wanted) > 1:
+                click.echo(f"==> {short(name)} <==")
+            with path.open("rb") as file:
+                copy(file)
+        if not wanted:
+            report(f"no task of run {known.id} has printed anything")
+        return 0
+    places: dict[Path, int] = {}
+    while True:
+        going = is_under_way(find(known.id))  # before the files: what came until then is printed
+        for name, path in output_files(known.id).items():
+            if task is None or short(name) == short(task):
+                with path.open("rb") as file:
+                    file.seek(places.get(path, 0))
+                    copy(file)
+                    places[path] = file.tell()
+        if not going or not folder.is_dir():
+            return 0
+        time.sleep(POLL_SECONDS)
+
+
+def short(task: str) -> str:
+    """Return the short name of a task.
+
+    >>> short("/job:worker/task:1"), short("worker:1")
+    ('worker:1', 'worker:1')
+    """
+    return task.removeprefix("/job:").replace("/task", "")
+
+
+def output_files(run_id: str) -> dict[str, Path]:
+    """Return the files of what each task of a run has printed, by the task's name."""
+    reader = Runs()
+    record = record_in(reader.item(run_id))
+    folder = run_folder(run_id)
+    if record.in_graph:
+        files = {"/job:client/task:0": folder / "output-0000.log"}
+    else:
+        files = {record.name_of(rank): folder / f"output-{rank:04d}.log" for rank in record.workers}
+    return {name: path for name, path in files.items() if path.is_file() and not path.is_symlink()}
+
+
+def copy(file: BinaryIO) -> None:
+    """Copy the rest of a file to stdout."""
+    while part := file.read(CHUNK):
+        sys.stdout.write(part.decode("utf-8", "replace"))
+    sys.stdout.flush()
+
+
+def acts(name: str, act: Callable[..., None], text: str, done: str) -> click.Command:
+    """Return the verb that performs an action of the sidebar on runs."""
+
+    @click.command(name, help=text)
+    @some_runs
+    @answers
+    def perform(run_ids: tuple[str, ...]) -> Answer:
+        found = [find(one).id for one in run_ids]
+        for one in found:
+            act(report, id=one)
+        return Answer({"runs": found}, "\n".join(f"run {one} {done}" for one in found))
+
+    return perform
+
+
+@click.command("set")
+@a_run
+@click.option(
+    "--learning-rate", type=click.FloatRange(min=0.0), required=True, help="The rate from the next step on."
+)
+@answers
+def set_rate(run_id: str, learning_rate: float) -> Answer:
+    """Change the learning rate of a run that is under way."""
+    known = find(run_id)
+    set_run(report, id=known.id, learning_rate=learning_rate)
+    return Answer(
+        {"id": known.id, "learning_rate": learning_rate}, f"run {known.id} trains at {learning_rate:g}"
+    )
+
+
+@click.command()
+@a_run
+@click.argument("name")
+@answers
+def rename(run_id: str, name: str) -> Answer:
+    """Give a run another name; its id stays. "" restores the name that it was started with."""
+    return labelled(find(run_id).id, name=name)
+
+
+@click.command()
+@a_run
+@click.argument("tags", metavar="TAG...", nargs=-1, required=True)
+@click.option("--remove", is_flag=True, help="Remove the tags.")
+@answers
+def tag(run_id: str, tags: tuple[str, ...], remove: bool) -> Answer:
+    """Add tags to a run; nbdist runs list --tag TAG lists the runs that have one."""
+    known = find(run_id)
+    there = read_labels(run_folder(known.id)).tags
+    kept = tuple(one for one in there if one not in tags) if remove else (*there, *tags)
+    return labelled(known.id, tags=kept)
+
+
+@click.command()
+@a_run
+@click.argument("text")
+@answers
+def note(run_id: str, text: str) -> Answer:
+    """Write a note about a run, in the place of the one before; "" removes it."""
+    return labelled(find(run_id).id, note=text)
+
+
+def labelled(run_id: str, **changes: Any) -> Answer:
+    """Change the labels of a run."""
+    labels = write_labels(run_id, **changes)
+    return Answer({"id": run_id, "name": labels.name, "tags": labels.tags, "note": labels.note}, "")
+
+
+@click.command()
+@some_runs
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@answers
+def delete(run_ids: tuple[str, ...], yes: bool) -> Answer:
+    """Delete runs with all their files: logs, checkpoints, results. This cannot be undone."""
+    found = [find(one) for one in run_ids]
+    size = sum(one.bytes for one in found)
+    if not yes:
+        names = "\n".join(f"  {one.id}  {one.name}" for one in found)
+        click.confirm(f"{names}\ndelete {len(found)} run(s), {in_bytes(size)}?", abort=True, err=True)
+    freed = sum(delete_run(one.id) for one in found)
+    value = {"deleted": [one.id for one in found], "bytes": freed}
+    return Answer(value, f"deleted {len(found)} run(s), {in_bytes(freed)}")
+
+
+@click.command("clean")
+@click.option("--older-than", metavar="30d", help="Age since a run ended: 90min, 12h, 30d, 2w.")
+@click.option("--keep", type=click.IntRange(min=0), help="The newest so many stay, at any age.")
+@click.option("-y", "--yes", is_flag=True, help="Delete them; without it they are only listed.")
+@answers
+def clean_runs(older_than: str | None, keep: int | None, yes: bool) -> Answer:
+    """Delete old runs with all their files, or show which ones. Runs under way are kept."""
+    found = clean(older_than, keep, dry_run=not yes)
+    shown = repr(found).replace("to delete these runs, add dry_run=False", "to delete these runs, add --yes")
+    return Answer({"runs": list(found), "bytes": found.bytes, "deleted": yes}, shown)
+
+
+COMMANDS: dict[str, click.Command] = {
+    "list": list_runs,
+    "show": show,
+    "logs": logs,
+    "stop": acts("stop", stop_run, "Stop runs that are under way; they keep what they have.", "is stopped"),
+    "pause": acts("pause", pause_run, "Pause runs between two steps.", "is paused"),
+    "resume": acts(
+        "resume",
+        resume_run,
+        "End a pause, or start a run that has ended again from its newest state, as a new run.",
+        "goes on",
+    ),
+    "set": set_rate,
+    "rename": rename,
+    "tag": tag,
+    "note": note,
+    "delete": delete,
+    "clean": clean_runs,
+}
