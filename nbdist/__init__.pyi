@@ -55,6 +55,7 @@ from nbdist.trials.sweep import Sweep as Sweep
 from nbdist.ui.api import attach as attach
 from nbdist.ui.api import launch as launch
 from nbdist.ui.api import run_sweep as run_sweep
+from nbdist.ui.compare import compare as compare
 from nbdist.ui.graph.view import show_graph as show_graph
 from nbdist.ui.space_editor.editor import SpaceEditor as SpaceEditor
 from nbdist.ui.timeline.view import timeline as timeline

@@ -43,6 +43,7 @@ VERBS = {
     "list": "the runs, the newest first",
     "show": "what a run was, and what it came to",
     "logs": "what the tasks of a run have printed",
+    "compare": "what differs between runs, and their final and best metrics",
     "stop": "stop runs; they keep what they have",
     "pause": "pause a run between two steps",
     "resume": "end a pause, or continue a run that has ended from its newest state",
@@ -218,6 +219,33 @@ def copy(file: BinaryIO) -> None:
     sys.stdout.flush()
 
 
+@click.command()
+@some_runs
+@click.option(
+    "--by",
+    type=click.Choice(["step", "time"]),
+    default="step",
+    show_default=True,
+    help="Axis of the picture.",
+)
+@click.option("--picture", metavar="FILE", help="Save the curves: .png, .svg or .pdf.")
+@answers
+def compare(run_ids: tuple[str, ...], by: str, picture: str | None) -> Answer:
+    """Print what differs between runs, their final and best metrics, and the difference of their code."""
+    from nbdist.ui import compare as comparing
+
+    found = comparing.compare([find(one) for one in run_ids], by=by)  # type: ignore[arg-type]
+    if picture is not None:
+        found.save(picture)
+    value = {
+        "runs": [one.id for one in found.runs],
+        "differences": found.differences,
+        "metrics": found.metrics,
+        "picture": picture,
+    }
+    return Answer(value, repr(found))
+
+
 def acts(name: str, act: Callable[..., None], text: str, done: str) -> click.Command:
     """Return the verb that performs an action of the sidebar on runs."""
 
@@ -317,6 +345,7 @@ COMMANDS: dict[str, click.Command] = {
     "list": list_runs,
     "show": show,
     "logs": logs,
+    "compare": compare,
     "stop": acts("stop", stop_run, "Stop runs that are under way; they keep what they have.", "is stopped"),
     "pause": acts("pause", pause_run, "Pause runs between two steps.", "is paused"),
     "resume": acts(

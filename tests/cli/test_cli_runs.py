@@ -86,6 +86,18 @@ def test_output_of_tasks(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("runs logs digits", capsys) == ""
 
 
+def test_runs_are_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    a_run("261123-seeded", name="seeded", seed=3)
+    found = json.loads(run("runs compare seeded digits --json", capsys))
+    assert found["runs"] == ["261123-seeded", "261121-digits"]
+    assert found["differences"]["seed"] == ["3", ""]
+    head, *_ = run("runs compare seeded digits", capsys).splitlines()
+    assert head.split()[:2] == ["run", "seed"]
+    assert "2 to 8 different runs" in run("runs compare seeded", capsys, 2)
+    line = f"runs compare seeded digits --picture {tmp_path / 'a.svg'}"
+    assert "none of these runs has logged a metric" in run(line, capsys, 1)
+
+
 def test_deletion_asks_first(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert main(["runs", "delete", "digits"]) == 130
