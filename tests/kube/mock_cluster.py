@@ -28,11 +28,13 @@ from typing import Any
 import kmock
 import kubernetes_validate
 import yaml
+from aiohttp import web
 
 VERSION = "1.33"  # of the schemas
 NAMESPACE = "ml"
 KINDS = {"Job": "batch/v1/jobs", "Service": "v1/services", "Secret": "v1/secrets", "Pod": "v1/pods"}
-RESOURCES = (*KINDS.values(), "v1/events")
+REVIEWS = "authorization.k8s.io/v1/selfsubjectaccessreviews"
+RESOURCES = (*KINDS.values(), "v1/events", REVIEWS)
 VERBS = {"FETCH": "get", "UPDATE": "patch"}
 UNSCHEDULABLE = {
     "phase": "Pending",
@@ -70,6 +72,10 @@ class Emulator(kmock.KubernetesEmulator):
         verb = VERBS.get(verb, verb.lower())
         resource = request.resource.plural if request.resource else ""
         cluster.requests.append((verb, resource))
+        if resource == "selfsubjectaccessreviews":
+            asked = request.data["spec"]["resourceAttributes"]
+            allowed = (asked["verb"], asked["resource"]) not in cluster.refuse
+            return web.json_response({"status": {"allowed": allowed}})
         if (verb, resource) in cluster.refuse:
             status, message = cluster.refuse[verb, resource]
             raise kmock.KubernetesError(status=status, reason="Refused", message=message)

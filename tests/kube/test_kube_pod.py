@@ -11,6 +11,7 @@ import pytest
 from nbdist.cluster.launchers.kubernetes import api, launcher, request
 from nbdist.cluster.launchers.kubernetes.launcher import KubernetesLauncher, check_reach
 from nbdist.cluster.launchers.kubernetes.request import PodRequest
+from nbdist.cluster.launchers.registry import choose_launcher
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
 
 if TYPE_CHECKING:
@@ -44,6 +45,23 @@ def test_the_pods_have_the_image_of_the_notebook_which_owns_the_job(kube: MockCl
     kube.forget(socket.gethostname())
     with pytest.raises(InvalidArgumentError, match="the container nbdist has no image"):
         KubernetesLauncher(PodRequest(), b"{}\n", own).run()
+
+
+def test_auto_is_kubernetes_in_a_pod_that_may_create_jobs(
+    kube: MockCluster, own: api.Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_JOB_ID", "PBS_JOBID", "JOB_ID", "LSB_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    assert choose_launcher("auto", {})[0].name == "local"
+    monkeypatch.setattr(request, "in_pod", lambda: True)
+    monkeypatch.setattr(api, "Api", lambda: own)
+    spec, why = choose_launcher("auto", {})
+    assert (spec.name, why) == ("kubernetes", "this process is in a pod that may create Jobs in namespace ml")
+    assert choose_launcher("auto", {"hosts": "a:2"})[0].name == "ssh"
+    kube.refuse["create", "jobs"] = (403, "no")
+    assert choose_launcher("auto", {})[0].name == "local"
+    spec, why = choose_launcher("auto", {"pods": 2})
+    assert (spec.name, why) == ("kubernetes", "--pods is given")
 
 
 def test_a_pod_has_the_rights_of_its_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

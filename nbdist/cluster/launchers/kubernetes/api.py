@@ -17,6 +17,7 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoun
 from nbdist.text import clip
 
 CALL_SECONDS = 10.0  # until the API counts as silent
+REVIEW_SECONDS = 3.0  # and where it is only asked for a right
 MERGE_PATCH = "application/merge-patch+json"  # the client's own choice would be another kind of patch
 GROUPS = {"job": "BatchV1Api"}  # all other kinds are of the core
 
@@ -53,6 +54,23 @@ class Api:
         self.namespace, self.server = namespace or own or "default", settings.host
         shared = client.ApiClient(settings)
         self._groups = {name: getattr(client, name)(shared) for name in ("CoreV1Api", "BatchV1Api")}
+        self._reviews = client.AuthorizationV1Api(shared)
+
+    def may(self, verb: str, group: str, resource: str) -> bool:
+        """Return whether this account has a right in the namespace; not if the API does not say so."""
+        import urllib3
+        from kubernetes.client import ApiException
+
+        asked = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
+        try:
+            answer = self._reviews.create_self_subject_access_review(
+                {"spec": {"resourceAttributes": asked}},
+                _preload_content=False,
+                _request_timeout=REVIEW_SECONDS,
+            )
+            return json.loads(answer.data).get("status", {}).get("allowed") is True
+        except (ApiException, urllib3.exceptions.HTTPError, ValueError, AttributeError):
+            return False
 
     def call(self, verb: str, kind: str, **arguments: Any) -> dict[str, Any]:
         """Return what the API answers; ``verb`` is "create", "read", "list", "patch" or "delete".
