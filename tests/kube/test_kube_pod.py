@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nbdist.cluster.launchers.kubernetes import api, launcher, request
+from nbdist.cluster.launchers.kubernetes import api, launcher, request, row
 from nbdist.cluster.launchers.kubernetes.launcher import KubernetesLauncher, check_reach
 from nbdist.cluster.launchers.kubernetes.request import PodRequest
 from nbdist.cluster.launchers.registry import choose_launcher
@@ -53,8 +53,8 @@ def test_auto_is_kubernetes_in_a_pod_that_may_create_jobs(
     for name in ("SLURM_JOB_ID", "PBS_JOBID", "JOB_ID", "LSB_JOBID"):
         monkeypatch.delenv(name, raising=False)
     assert choose_launcher("auto", {})[0].name == "local"
-    monkeypatch.setattr(request, "in_pod", lambda: True)
-    monkeypatch.setattr(api, "Api", lambda: own)
+    monkeypatch.setattr(row, "in_pod", lambda: True)
+    monkeypatch.setattr(row, "Api", lambda: own)
     spec, why = choose_launcher("auto", {})
     assert (spec.name, why) == ("kubernetes", "this process is in a pod that may create Jobs in namespace ml")
     assert choose_launcher("auto", {"hosts": "a:2"})[0].name == "ssh"

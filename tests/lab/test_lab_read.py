@@ -152,7 +152,7 @@ def test_a_hanging_disk(server: Server, monkeypatch: pytest.MonkeyPatch) -> None
 def test_features_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = ["ssh"]
     monkeypatch.setattr("shutil.which", lambda name: name if name in commands else None)
-    for launcher in ("kubernetes.request", "dask", "ray"):
+    for launcher in ("kubernetes.row", "dask", "ray"):
         monkeypatch.setattr(f"nbdist.cluster.launchers.{launcher}.find_spec", lambda name: None)
     assert about()["launchers"] == ["local", "mpi", "ssh", "ipyparallel"]
     of_ssh = about()["launcher_forms"]["ssh"]["settings"]

@@ -14,7 +14,7 @@ from typing import Any
 
 from nbdist.cluster.launchers import dask, ipyparallel, local, mpi, ray, ssh
 from nbdist.cluster.launchers.batch import request as batch
-from nbdist.cluster.launchers.kubernetes import request as kubernetes
+from nbdist.cluster.launchers.kubernetes import row as kubernetes
 from nbdist.cluster.launchers.slurm import request as slurm
 from nbdist.cluster.launchers.spec import LauncherSetting, LauncherSpec
 from nbdist.errors import InvalidArgumentError, NbdistError, choices

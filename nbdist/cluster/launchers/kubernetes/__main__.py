@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 
 from nbdist.cluster.launchers.command import check_settings, command_line, run_command
 from nbdist.cluster.launchers.kubernetes import manifests
-from nbdist.cluster.launchers.kubernetes.request import SETTINGS, PodRequest, require_kubernetes
+from nbdist.cluster.launchers.kubernetes.request import SETTINGS, PodRequest
+from nbdist.cluster.launchers.kubernetes.row import require_kubernetes
 from nbdist.errors import NbdistError
 
 

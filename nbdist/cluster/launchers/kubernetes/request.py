@@ -10,15 +10,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.hosts import Host
-from nbdist.cluster.launchers.local import ForkLauncher
 from nbdist.cluster.launchers.slurm.status import parse_duration
-from nbdist.cluster.launchers.spec import HostCommand, LauncherSetting, LauncherSpec, command_of
-from nbdist.errors import InvalidArgumentError, MissingExtra, NbdistError
+from nbdist.cluster.launchers.spec import HostCommand, LauncherSetting, command_of
+from nbdist.errors import InvalidArgumentError
 
 MOST_PODS = 1024
 TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
@@ -163,38 +161,3 @@ def pod_commands(settings: Mapping[str, Any], hosts: Sequence[str]) -> tuple[Hos
     """Return the command that holds the Job of these hosts: a pod for each of them."""
     command = command_of("kubernetes", SETTINGS, {**settings, "pods": len(hosts)})
     return (HostCommand(tuple(command), tuple(hosts)),)
-
-
-def kubernetes_fits(settings: Mapping[str, Any]) -> str:
-    """Return why a cluster is to run in pods: in a pod that may create Jobs, or with its settings."""
-    if given := [setting.flag for setting in SETTINGS if settings.get(setting.name)]:
-        return f"{', '.join(given)} is given"
-    if not in_pod() or find_spec("kubernetes") is None:
-        return ""
-    from nbdist.cluster.launchers.kubernetes.api import Api
-
-    try:
-        api = Api()
-    except NbdistError:
-        return ""
-    rights = f"this process is in a pod that may create Jobs in namespace {api.namespace}"
-    return rights if api.may("create", "batch", "jobs") else ""
-
-
-def require_kubernetes() -> None:
-    """Raise MissingExtra without the client of Kubernetes."""
-    if find_spec("kubernetes") is None:
-        raise MissingExtra("kubernetes", "launcher 'kubernetes'")
-
-
-SPEC = LauncherSpec(
-    "kubernetes",
-    help="engines in pods of a Kubernetes cluster",
-    make=ForkLauncher,
-    check=require_kubernetes,
-    settings=SETTINGS,
-    fits=kubernetes_fits,
-    hosts=pod_hosts,
-    commands=pod_commands,
-    timed=True,
-)
