@@ -140,7 +140,7 @@ def test_connections_that_are_reset_in_the_middle_of_steps(
 ) -> None:
     """Each comes when the one before it is repaired, which takes about half a second."""
     cluster = HostsCluster(two_hosts, places)
-    model = {"epochs": 60, "width": 30_000}
+    model = {"epochs": 180, "width": 30_000}
     cluster.begin(strategy, options, **model)
     expected = cluster.results()
     cluster.begin(strategy, options, **model)
