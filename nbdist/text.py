@@ -1,6 +1,8 @@
-"""Texts of limited length: `clip` cuts the end off, `cut_middle` leaves the middle out. Pure."""
+"""Texts of limited length: `clip` cuts the end off, `cut_middle` leaves the middle out; tables. Pure."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 LONGEST_NAME = 80  # characters
 
@@ -13,6 +15,17 @@ def clip(text: object, limit: int = LONGEST_NAME) -> str:
     """
     line = "".join(letter if letter.isprintable() else " " for letter in str(text)[: limit + 1])
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of equal length as lines with aligned columns; the first row has the headings.
+
+    >>> print(columns([("id", "status"), ("a", "finished")]))
+    id  status
+    a   finished
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows)
 
 
 def rate(value: float) -> str:

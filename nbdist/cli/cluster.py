@@ -11,13 +11,14 @@ from typing import Any
 
 import click
 
-from nbdist.cli.text import Answer, VerbGroup, answers, columns, with_flags
+from nbdist.cli.text import Answer, VerbGroup, answers, with_flags
 from nbdist.cluster.adopt import end
 from nbdist.cluster.cluster import Cluster, clusters
 from nbdist.cluster.folder import clusters_folder, living, runs_on
 from nbdist.cluster.launch import start_cluster
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, choices
 from nbdist.metrics.run_folder import duration
+from nbdist.text import columns
 from nbdist.ui.flags import START_FLAGS, STOP_FLAGS
 from nbdist.ui.magics import status_text
 

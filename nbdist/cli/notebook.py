@@ -17,8 +17,9 @@ from nbdist.cli.text import Answer
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, MissingExtra
 from nbdist.ui.flags import DISTRIBUTE_FLAGS, START_FLAGS, Flag
 
-START = re.compile(r"^(\s*)%cluster\s+start\b(.*)$", re.MULTILINE)
-DISTRIBUTE = re.compile(r"\A(\s*)%%distribute\b(.*)$", re.MULTILINE)
+START = re.compile(r"^([ \t]*)%cluster\s+start\b(.*)$", re.MULTILINE)
+STOP = re.compile(r"^([ \t]*)%cluster\s+stop\b.*$", re.MULTILINE)
+DISTRIBUTE = re.compile(r"\A((?:\s*%%\w+[^\n]*\n)*?\s*)%%distribute\b(.*)$", re.MULTILINE)
 STARTS_BY_CODE = re.compile(r"\bstart_cluster\(")
 
 
@@ -31,7 +32,11 @@ def with_words(line: str, words: Sequence[str], flags: Mapping[str, Flag]) -> st
     '--strategy ps --async'
     """
     set_by_words = {flags[word.partition("=")[0]].option for word in words}
-    kept, following = list[str](), iter(shlex.split(line, comments=True))
+    try:
+        given = shlex.split(line, comments=True)
+    except ValueError as error:
+        raise InvalidArgumentError(f"the notebook's line {line.strip()!r} cannot be read: {error}") from None
+    kept, following = list[str](), iter(given)
     for word in following:
         flag = flags.get(word.partition("=")[0])
         parts = [word]
@@ -51,15 +56,18 @@ def rewritten(sources: Sequence[str], words: Sequence[str], attach: str | None) 
 
     Raises InvalidArgumentError for a flag that the notebook has no line for.
     """
-    names = [word.partition("=")[0] for word in words]
-    both = ("--data",)  # the number of data tasks, or who reads
-    of_start = [w for w, name in zip(words, names, strict=True) if _is_for_start(w, name, both)]
-    of_run = [
-        w for w, name in zip(words, names, strict=True) if name in DISTRIBUTE_FLAGS and w not in of_start
-    ]
-    if "--min-workers" in names:
-        of_run += [w for w in of_start if w.startswith("--min-workers")]
-        of_start = [w for w in of_start if not w.startswith("--min-workers")]
+    of_start, of_run = list[str](), list[str]()
+    for word in words:
+        name, _, value = word.partition("=")
+        if name == "--min-workers":
+            raise InvalidArgumentError(
+                f"{word}: %cluster start and %%distribute both have this flag: write it into the notebook"
+            )
+        if name == "--data" and value.isdecimal():
+            of_start.append(word)
+            of_run.append("--data=service")
+        else:
+            (of_run if name in DISTRIBUTE_FLAGS else of_start).append(word)
     starts = any(START.search(text) for text in sources)
     if (of_start or attach) and not starts and any(STARTS_BY_CODE.search(text) for text in sources):
         given = of_start[0] if of_start else "--cluster"
@@ -82,16 +90,12 @@ def rewritten(sources: Sequence[str], words: Sequence[str], attach: str | None) 
         )
         for text in sources
     ]
+    if attach:  # it keeps running
+        found = [STOP.sub(r"\1%cluster detach", text) for text in found]
     if (of_start or attach) and not starts:
         line = f"attach {attach}" if attach else f"start {shlex.join(of_start)}"
         found.insert(0, f"%load_ext nbdist\n%cluster {line}")
     return found
-
-
-def _is_for_start(word: str, name: str, both: Sequence[str]) -> bool:
-    if name in both:
-        return word.partition("=")[2].isdecimal()
-    return name in START_FLAGS
 
 
 def run_notebook(path: Path, words: Sequence[str], attach: str | None, output: str | None) -> Answer:
@@ -102,7 +106,7 @@ def run_notebook(path: Path, words: Sequence[str], attach: str | None, output: s
         from nbclient import NotebookClient
         from nbclient.exceptions import CellExecutionError
     except ImportError:
-        raise MissingExtra('a notebook needs nbclient: pip install "nbdist[demo]", or nbclient') from None
+        raise MissingExtra("demo", "a notebook") from None
     try:
         notebook = nbformat.read(path, as_version=4)
     except Exception as error:
@@ -116,7 +120,7 @@ def run_notebook(path: Path, words: Sequence[str], attach: str | None, output: s
     for cell, source in zip(cells, sources, strict=True):
         cell.source = source
 
-    class Client(NotebookClient):  # type: ignore[misc]
+    class Client(NotebookClient):  # type: ignore[misc]  # nbclient has no types
         """Prints outputs when they come."""
 
         def output(self, outs: Any, message: Any, display_id: Any, cell_index: Any) -> Any:

@@ -18,6 +18,8 @@ from nbdist.cli.cluster import named, report
 from nbdist.cli.text import Answer, answers, flag_words, with_flags
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.launch import start_cluster
+from nbdist.cluster.launchers.registry import AUTO, choose_launcher
+from nbdist.cluster.launchers.spec import no_commands
 from nbdist.errors import InvalidArgumentError
 from nbdist.run.options import Options
 from nbdist.run.run import Run
@@ -31,7 +33,7 @@ PYTHON = re.compile(r"(.*/)?python3?(\.\d+)?")
 
 
 def data_of(text: str) -> int | str:
-    """Read ``--data``: a number of data tasks, or who reads.
+    """Read ``--data``: a number of data tasks, or the reader.
 
     >>> data_of("2"), data_of("service")
     (2, 'service')
@@ -77,7 +79,8 @@ def divided(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
         run["data"] = data
     if "min_workers" in cluster:
         run["min_workers"] = cluster["min_workers"]
-        if "hosts" not in cluster and "nodes" not in cluster:  # all of one host's workers start together
+        spec, _ = choose_launcher(cluster.get("launcher", AUTO), cluster)
+        if spec.commands is no_commands:  # all of one host's workers start together
             del cluster["min_workers"]
     return cluster, run
 
@@ -90,10 +93,20 @@ class RunCommand(click.Command):
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         """Put ``--`` before the words of a script."""
-        at = next((place for place, word in enumerate(args) if PYTHON.fullmatch(word)), None)
+        at = next((place for place in range(len(args)) if self._is_python(args, place)), None)
         if at is not None and at + 1 < len(args) and "--" not in args[:at]:
             args = [*args[:at], args[at + 1], "--", *args[at + 2 :]]
         return super().parse_args(context, args)
+
+    def _is_python(self, args: list[str], place: int) -> bool:
+        """Return whether a word is the program ``python``, and not the value of the option before it."""
+        before = args[place - 1] if place else ""
+        takes_value = any(
+            before in one.opts and not (one.is_flag or one.count)
+            for one in self.params
+            if isinstance(one, click.Option)
+        )
+        return not takes_value and PYTHON.fullmatch(args[place]) is not None
 
 
 @click.command(cls=RunCommand)
@@ -182,7 +195,7 @@ def source_of(script: str) -> str:
     """Return the text of a script; raises InvalidArgumentError if it is none."""
     content = sys.stdin.buffer.read(LONGEST + 1) if script == "-" else Path(script).read_bytes()
     if len(content) > LONGEST:
-        raise InvalidArgumentError(f"{script} has more than {LONGEST:,} bytes: it is no script")
+        raise InvalidArgumentError(f"{script} has more than {LONGEST:,} bytes: a script is smaller")
     try:
         return content.decode()
     except UnicodeDecodeError as error:

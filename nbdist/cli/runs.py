@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 
 import click
 
-from nbdist.cli.text import Answer, VerbGroup, answers, columns
-from nbdist.errors import InvalidArgumentError, NotFoundError
+from nbdist.cli.text import Answer, VerbGroup, answers, as_text
+from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from nbdist.lab.actions.__main__ import pause_run, resume_run, set_run, stop_run
 from nbdist.lab.readers.run_detail import record_in, run_details, shown_of
 from nbdist.lab.readers.runs import Runs
@@ -36,6 +36,9 @@ from nbdist.run.history import (
     runs as listed_runs,
 )
 from nbdist.run.record import is_under_way
+from nbdist.text import columns
+from nbdist.ui.compare import By
+from nbdist.ui.compare import compare as compare_runs
 from nbdist.ui.frozen.render import text
 from nbdist.ui.frozen.run import ALONE
 
@@ -158,8 +161,9 @@ def show(run_id: str, code: bool) -> Answer:
 @click.command()
 @a_run
 @click.option("--task", metavar="worker:1", help="Only this task; default: all, one after the other.")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends, as tail -f does.")
-def logs(run_id: str, task: str | None, follow: bool) -> int:
+@click.option("-f", "--follow", is_flag=True, help="Continue until the run ends, as tail -f does.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+def logs(run_id: str, task: str | None, follow: bool, as_json: bool) -> int:
     """Print what the tasks of a run have printed."""
     known = find(run_id)
     folder = run_folder(known.id)
@@ -168,6 +172,12 @@ def logs(run_id: str, task: str | None, follow: bool) -> int:
     if task is not None and not wanted:
         there = ", ".join(short(name) for name in names.values()) or "none has printed anything"
         raise NotFoundError(f"run {known.id} has no output of {task!r}; there is that of {there}")
+    if as_json and follow:
+        raise InvalidArgumentError("--json prints one document: leave out --follow")
+    if as_json:
+        texts = {short(name): path.read_text("utf-8", "replace") for path, name in wanted.items()}
+        click.echo(as_text(texts))
+        return 0
     if not follow:
         for path, name in wanted.items():
             if len(wanted) > 1:
@@ -230,17 +240,16 @@ def copy(file: BinaryIO) -> None:
 )
 @click.option("--picture", metavar="FILE", help="Save the curves: .png, .svg or .pdf.")
 @answers
-def compare(run_ids: tuple[str, ...], by: str, picture: str | None) -> Answer:
+def compare(run_ids: tuple[str, ...], by: By, picture: str | None) -> Answer:
     """Print what differs between runs, their final and best metrics, and the difference of their code."""
-    from nbdist.ui import compare as comparing
-
-    found = comparing.compare([find(one) for one in run_ids], by=by)  # type: ignore[arg-type]
+    found = compare_runs([find(one) for one in run_ids], by=by)
     if picture is not None:
         found.save(picture)
     value = {
         "runs": [one.id for one in found.runs],
         "differences": found.differences,
         "metrics": found.metrics,
+        "notes": found.notes,
         "picture": picture,
     }
     return Answer(value, repr(found))
@@ -253,7 +262,12 @@ def acts(name: str, act: Callable[..., None], text: str, done: str) -> click.Com
     @some_runs
     @answers
     def perform(run_ids: tuple[str, ...]) -> Answer:
-        found = [find(one).id for one in run_ids]
+        known = [find(one) for one in run_ids]
+        ended = [] if name == "resume" else [one for one in known if not is_under_way(one)]
+        if ended:
+            names = ", ".join(f"{one.id} ({one.status})" for one in ended)
+            raise FailedPreconditionError(f"no run under way: {names}")
+        found = [run.id for run in known]
         for one in found:
             act(report, id=one)
         return Answer({"runs": found}, "\n".join(f"run {one} {done}" for one in found))
@@ -352,7 +366,7 @@ COMMANDS: dict[str, click.Command] = {
         "resume",
         resume_run,
         "End a pause, or start a run that has ended again from its newest state, as a new run.",
-        "goes on",
+        "continues",
     ),
     "set": set_rate,
     "rename": rename,

@@ -40,7 +40,7 @@ def sweep(script: str, parameters: tuple[str, ...], cluster_id: str | None, **op
     uniform(0, 0.5), int(16, 128), choice('sgd', 'adam'), when(uniform(0, 1), opt='sgd'), or one value. Quote
     them for the shell.
 
-    \\b
+    \b
     nbdist sweep train.py 'lr=log(1e-4, 1e-1)' 'hidden=[32, 64]' --trials 24 --metric val_accuracy
 
     Ctrl-C stops the sweep; nb.attach(ID) continues it, with its body.

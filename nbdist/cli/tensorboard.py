@@ -32,7 +32,7 @@ def tensorboard(run_ids: tuple[str, ...], port: int) -> None:
     try:
         import_module("tensorboard.main")
     except ImportError:
-        raise MissingExtra('TensorBoard is not installed: pip install "nbdist[tensorboard]"') from None
+        raise MissingExtra("tensorboard", "nbdist tensorboard") from None
     folders = [run_folder(find(one).id) for one in run_ids] or [runs_folder()]
     if run_ids and (empty := [folder.name for folder in folders if not (folder / FOLDER).is_dir()]):
         raise FailedPreconditionError(

@@ -7,7 +7,6 @@ A flag of a magic becomes an option of click with the same name, value and expla
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
@@ -97,18 +96,9 @@ def as_text(value: Any, indent: int | None = 2) -> str:
     >>> as_text({"loss": float("nan"), "steps": (1, 2)}, indent=None)
     '{"loss": null, "steps": [1, 2]}'
     """
-    return json.dumps(_plain(value), indent=indent, ensure_ascii=False)
+    from nbdist.ui.formatting import jsonable
 
-
-def _plain(value: Any) -> Any:
-    """Return a value of JSON's types."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(one) for one in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
+    return json.dumps(jsonable(value), indent=indent, ensure_ascii=False)
 
 
 def with_flags(
@@ -153,17 +143,6 @@ def flag_words(words: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, Any
     except NbdistError as error:  # a file that is not there is a mistake on the line, too
         raise InvalidArgumentError(str(error)) from None
     return options
-
-
-def columns(rows: list[tuple[str, ...]]) -> str:
-    """Return rows as lines with aligned columns, headings first.
-
-    >>> print(columns([("id", "status"), ("a", "finished")]))
-    id  status
-    a   finished
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows)
 
 
 def ended(error: BaseException) -> str:

@@ -542,7 +542,7 @@ class _Startup:
         if self.supervisor is not None:
             try:
                 self.supervisor.end(UNDO_SECONDS)
-            except UnavailableError as error:  # what was left; why the start has failed is told by its error
+            except UnavailableError as error:  # the error of the start follows
                 self.report(str(error))
         remove_traces(self.folder, self.folder.name)
 

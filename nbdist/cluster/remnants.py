@@ -57,7 +57,7 @@ class Remnants:
             f"that live here: {living}"
         )
         if self.old:
-            told += f"; files removed of runs that nobody fetched in {KEPT_DAYS} days: {', '.join(self.old)}"
+            told += f"; removed, as not fetched in {KEPT_DAYS} days, the files of runs: {', '.join(self.old)}"
         if self.waiting:
             told += (
                 f"; files are kept of runs that no client has copied: {', '.join(self.waiting)} (start a "

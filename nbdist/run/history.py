@@ -48,7 +48,7 @@ from nbdist.metrics.run_folder import (
 )
 from nbdist.numbers import is_whole
 from nbdist.run.record import is_under_way, under_way_of
-from nbdist.text import clip
+from nbdist.text import clip, columns
 
 Row = TypeVar("Row")
 
@@ -248,10 +248,7 @@ class TableList(list[Row]):
     def __repr__(self) -> str:
         if not self:
             return self.none
-        rows = self.cells(self[:MOST_SHOWN])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows)
-        return "\n".join([*lines, self._last_line()])
+        return f"{columns(self.cells(self[:MOST_SHOWN]))}\n{self._last_line()}"
 
     def _repr_html_(self) -> str:
         if not self:

@@ -29,7 +29,7 @@ from nbdist.run.options import LaunchOptions
 from nbdist.run.record import RunRecord
 from nbdist.run.resumable import read_body
 from nbdist.run.run import Run
-from nbdist.text import clip
+from nbdist.text import clip, columns
 from nbdist.train.options import rows
 from nbdist.ui.formatting import well_formed
 from nbdist.ui.frozen.run_figure import (
@@ -181,8 +181,21 @@ class Comparison:
         return path
 
     @cached_property
-    def _stores(self) -> list[RunStore]:
+    def notes(self) -> list[str]:
+        """Sentences about runs whose points could not be read."""
+        return [
+            f"{label}: its points cannot be read: {error}"
+            for label, (_, error) in zip(self.labels, self._read, strict=True)
+            if error
+        ]
+
+    @cached_property
+    def _read(self) -> list[tuple[RunStore, str]]:
         return [_points_of(run, self.by) for run in self.runs]
+
+    @property
+    def _stores(self) -> list[RunStore]:
+        return [store for store, _ in self._read]
 
     @cached_property
     def _charts(self) -> list[Chart]:
@@ -228,21 +241,19 @@ class Comparison:
 
     def _rows(self) -> list[dict[str, str]]:
         """Return a row of text for each run: its name, what differs, its metrics."""
-        columns = {"run": self.labels, **self.differences}
-        columns |= {
+        texts = {"run": self.labels, **self.differences}
+        texts |= {
             name: ["" if value is None else number(value) for value in values]
             for name, values in self.metrics.items()
         }
-        return [{name: texts[at] for name, texts in columns.items()} for at in range(len(self.runs))]
+        return [{name: values[at] for name, values in texts.items()} for at in range(len(self.runs))]
 
     def __repr__(self) -> str:
         found = self._rows()
         head = list(found[0])
-        cells = [head, *([row[name] for name in head] for row in found)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)
+        table = columns([head, *([row[name] for name in head] for row in found)])
         diff = self.code_diff() if len(self.runs) == 2 else ""
-        return "\n".join([*lines, *(["", diff] if diff else [])])
+        return "\n".join([table, *self.notes, *(["", diff] if diff else [])])
 
     def _repr_mimebundle_(self, **how: Any) -> dict[str, Any]:
         bundle: dict[str, Any] = {"text/plain": well_formed(repr(self))}
@@ -263,6 +274,7 @@ class Comparison:
             for at, row in enumerate(found)
         )
         parts = [f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"]
+        parts += [f"<p>{escape(note)}</p>" for note in self.notes]
         if picture:
             alt = escape(f"Curves of {', '.join(self.labels)}")
             source = f"data:image/png;base64,{picture}"
@@ -292,18 +304,18 @@ def clip_lines(text: str, most: int) -> str:
     return f"{kept}\n... and {text.count(chr(10)) - kept.count(chr(10))} more lines"
 
 
-def _points_of(run: RunFile, by: By) -> RunStore:
-    """Return a run's points; over time, the places are milliseconds since its first point."""
-    store, parts = RunStore(recent=1), []
+def _points_of(run: RunFile, by: By) -> tuple[RunStore, str]:
+    """Return a run's points, and why they cannot be read; over time, x is in milliseconds."""
+    store = RunStore(recent=1)
     try:
         parts = parts_from_logs(run_folder(run.id))
-    except (OSError, NbdistError):
-        return store
+    except (OSError, NbdistError) as error:
+        return store, str(error)
     begun = min((float(times.min()) for *_, times in parts if len(times)), default=0.0)
     for replica, name, steps, values, times in parts:
         at = np.round(1000 * (times - begun)).astype(np.uint32) if by == "time" else steps
         store.extend(replica, name, at, values, times)
-    return store
+    return store, ""
 
 
 def _facts(run: RunFile) -> dict[str, str]:
@@ -332,7 +344,7 @@ def _parameters(run: RunFile) -> dict[str, str]:
     try:
         given = read_body(run_folder(run.id)).given
     except (OSError, NbdistError):
-        return {}
+        return {"given": "not on record"}
     by_name = {**given.names, **{f"args[{at}]": one for at, one in enumerate(given.args)}, **given.kwargs}
     return {name: _value(value) for name, value in by_name.items()}
 

@@ -84,6 +84,19 @@ def test_output_of_tasks(capsys: pytest.CaptureFixture[str]) -> None:
         "runs logs out --task worker:7", capsys, 1
     )
     assert run("runs logs digits", capsys) == ""
+    assert json.loads(run("runs logs out --json", capsys)) == {"worker:0": "from 0\n", "worker:1": "from 1\n"}
+    assert "leave out --follow" in run("runs logs out --json --follow", capsys, 2)
+
+
+def test_what_has_ended_is_not_said_to_be_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("stop", "pause"):
+        assert "no run under way: 261121-digits (finished)" in run(f"runs {verb} digits", capsys, 1)
+
+
+def test_a_log_that_cannot_be_read_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    (a_run("261123-torn") / "metrics-0000.log").write_bytes(b"this is not a log of metrics")
+    found = json.loads(run("runs compare torn digits --json", capsys))
+    assert "its points cannot be read: " in found["notes"][0]
 
 
 def test_runs_are_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_files_of_runs_wait_for_their_client_and_are_removed_after_days(
     found = remove_remnants()
     assert (found.old, found.waiting) == (("old",), ("waiting",))
     assert found.text().endswith(
-        "; clusters that live here: none; files removed of runs that nobody fetched in 30 days: old; files "
+        "; clusters that live here: none; removed, as not fetched in 30 days, the files of runs: old; files "
         "are kept of runs that no client has copied: waiting (start a cluster on this host, and call "
         "nb.attach with the run's id)"
     )

@@ -87,7 +87,7 @@ class HostCommand:
       time that they have
     - ``{"lost": ["n2"], "reasons": ["host n2: no space is left"]}``: hosts that have ended or do not come,
       and why, each in a sentence
-    - ``{"left": "job 12 may still run"}``: what it could not end, for the user who stops the cluster
+    - ``{"left": "job 12 may still run"}``: what it could not end; the stop of the cluster says so
 
     It ends with status `JOB_OVER` if its job has no time left or was preempted, say: with ``requeue`` it is
     run again then.

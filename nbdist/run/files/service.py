@@ -69,7 +69,7 @@ class FileService:
     def _read(self, frame: Frame, sender: Caller) -> Frame:
         place, entry = place_in(frame), Entry(*frame.meta["entry"])
         if place.is_shared and not STATE_FILE.fullmatch(str(entry.name)):
-            raise InvalidArgumentError(f"{entry.name!r:.100} is no state of a training")
+            raise InvalidArgumentError(f"{entry.name!r:.100} is not a state of a training")
         data = self._files(place).read(entry, frame.meta["at"], frame.meta["most"])
         return Frame("files.piece", {}, (np.frombuffer(data, np.uint8),))
 

@@ -21,7 +21,7 @@ def kubernetes_fits(settings: Mapping[str, Any]) -> str:
         return ""
     try:
         api = Api()
-    except NbdistError:
+    except NbdistError:  # its account has no file to read; with --launcher kubernetes the error is shown
         return ""
     rights = f"this process is in a pod that may create Jobs in namespace {api.namespace}"
     return rights if api.may("create", "batch", "jobs") else ""
