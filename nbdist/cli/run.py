@@ -178,7 +178,7 @@ def run_script(
     of_cluster: Mapping[str, Any],
     of_run: Mapping[str, Any],
 ) -> Answer:
-    """Run a script on a cluster, and return what it has come to."""
+    """Run a script on a cluster, and return the results of the run."""
     body = source_of(script)
     name = name_of(body, "" if script == "-" else script, None, of_run.get("strategy", ""))
     wanted = Options(**{"name": name, "argv": shlex.join(arguments), **of_run})
@@ -230,7 +230,7 @@ def ends_at_sigterm() -> Iterator[None]:
 
 
 def outcome(run: Run) -> Answer:
-    """Return what a run has come to."""
+    """Return the results of a run."""
     value = {
         "id": run.id,
         "status": run.status,

@@ -44,7 +44,7 @@ from nbdist.ui.frozen.run import ALONE
 
 VERBS = {
     "list": "the runs, the newest first",
-    "show": "what a run was, and what it came to",
+    "show": "the options, code, metrics and output of a run",
     "logs": "what the tasks of a run have printed",
     "compare": "what differs between runs, and their final and best metrics",
     "stop": "stop runs; they keep what they have",

@@ -72,7 +72,7 @@ def sweep(script: str, parameters: tuple[str, ...], cluster_id: str | None, **op
 
 
 def outcome(sweep: Sweep) -> Answer:
-    """Return what a sweep has come to."""
+    """Return the results of a sweep."""
     best = sweep.best
     value = {
         "id": sweep.id,

@@ -16,8 +16,8 @@ standard input of its parent `actor_process`, which ends it when the worker, or 
 it, ends.
 
 Dask, Ray and ipyparallel need not encrypt what they carry, so the cluster's keys do not travel there. A host
-makes a fresh CURVE key, and its public half travels: a reader of the network learns nothing. That does not
-stop a person who may give commands to the cluster that is up, and who could run programs on its hosts anyway.
+makes a fresh CURVE key, and its public half travels: a reader of the network learns nothing. A user
+with commands to the cluster that is up is not stopped, and could run programs on its hosts anyway.
 """
 
 from __future__ import annotations
