@@ -230,7 +230,7 @@ def in_allocation(slurm: SlurmNodes, folder: Path, *settings: str, before: str =
     words = " ".join([*COMMAND, *settings, "--", *HOST_PROGRAM])
     script.write_text(
         f"#!/bin/sh\n{before}\n{words} < {plan} > {folder}/out 2> {folder}/err\n"
-        f"echo $? > {folder}/code\nexec sleep 1000\n"
+        f"echo $? > {folder}/ending\nmv {folder}/ending {folder}/code\nexec sleep 1000\n"
     )
     options = ("--nodes=3", "--ntasks-per-node=2", "--mem-per-cpu=10", "--time=4", f"--output={folder}/log")
     return slurm.run("sbatch", "--parsable", *options, str(script)).stdout.strip()
