@@ -13,7 +13,6 @@ from nbdist import sweep as sweep
 from nbdist import testing as testing
 from nbdist import train as train
 from nbdist.cluster.cluster import Cluster as Cluster
-from nbdist.cluster.cluster import stop_cluster as stop_cluster
 from nbdist.cluster.launch import start_cluster as start_cluster
 from nbdist.graph.device import DeviceSpec as DeviceSpec
 from nbdist.graph.gradients import gradients as gradients
@@ -43,6 +42,7 @@ from nbdist.graph.variables import trainable_variables as trainable_variables
 from nbdist.run.history import clean as clean
 from nbdist.run.history import runs as runs
 from nbdist.run.run import Run as Run
+from nbdist.run.stop import stop_cluster as stop_cluster
 from nbdist.runtime.server import Server as Server
 from nbdist.runtime.session.session import Session as Session
 from nbdist.runtime.spec import ClusterSpec as ClusterSpec

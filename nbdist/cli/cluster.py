@@ -12,12 +12,12 @@ from typing import Any
 import click
 
 from nbdist.cli.text import Answer, VerbGroup, answers, with_flags
-from nbdist.cluster.adopt import end
 from nbdist.cluster.cluster import Cluster, clusters
 from nbdist.cluster.folder import clusters_folder, living, runs_on
 from nbdist.cluster.launch import start_cluster
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, choices
 from nbdist.metrics.run_folder import duration
+from nbdist.run.stop import end_cluster
 from nbdist.text import columns
 from nbdist.ui.flags import START_FLAGS, STOP_FLAGS
 from nbdist.ui.magics import status_text
@@ -164,9 +164,11 @@ def stop(cluster_id: str | None, all_of_them: bool, force: bool = False) -> Answ
                 f"cluster {one} is in use by {', '.join(runs)}: wait for it, stop it (nbdist runs stop ID), "
                 "or add --force, which ends it too"
             )
+    missing: list[str] = []
     for one in stopped:
-        end(clusters_folder() / one, "it was stopped by nbdist cluster stop")
-    return Answer({"stopped": stopped}, "\n".join(f"cluster {one} is stopped" for one in stopped) or NONE)
+        missing += end_cluster(one, "it was stopped by nbdist cluster stop")
+    lines = [*missing, *(f"cluster {one} is stopped" for one in stopped)]
+    return Answer({"stopped": stopped, "missing": missing}, "\n".join(lines) or NONE)
 
 
 @click.command()

@@ -421,6 +421,7 @@ class Cluster:
     def stop(self, timeout: float = STOP_SECONDS, *, force: bool = False) -> None:
         """End every process of the cluster, and remove its files and shared memory. May be called twice.
 
+        What runs wrote on other hosts and no client has copied stays there; `nb.stop_cluster` copies it.
         ``timeout`` is in seconds; what has not ended then is killed. ``force`` also stops a cluster that
         another living process started and that a run uses; without it FailedPreconditionError is raised, and
         nothing is stopped. Raises UnavailableError for a cluster behind a tunnel that does not answer, and
@@ -568,18 +569,6 @@ class Cluster:
 
     def __repr__(self) -> str:
         return f"<Cluster {self.id}: {self.counted}{' (stopped)' if self.stopped else ''}>"
-
-
-def stop_cluster(cluster: Cluster | None = None, *, force: bool = False) -> None:
-    """Stop a cluster: ``cluster``, or the one that this process started or attached to last.
-
-    Raises NotFoundError if there is none, and FailedPreconditionError for one that another process has
-    started and uses, unless ``force`` is set; see `Cluster.stop`.
-
-        nb.start_cluster(workers=2)
-        nb.stop_cluster()
-    """
-    (cluster or Cluster.current()).stop(force=force)
 
 
 def set_current(cluster: Cluster | None) -> None:

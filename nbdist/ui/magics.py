@@ -24,11 +24,10 @@ from nbdist.cluster.doctor.examine import examine
 from nbdist.cluster.host_status import describe_host, time_left
 from nbdist.errors import InvalidArgumentError, NbdistError, NotFoundError, WorkerError
 from nbdist.metrics.run_folder import duration
-from nbdist.run.files.left import copy_ended
 from nbdist.run.follow import InterruptDebounce
 from nbdist.run.options import Options
 from nbdist.run.run import Run
-from nbdist.run.start import prepare
+from nbdist.run.stop import stop_cluster
 from nbdist.run.values.delivery import Given
 from nbdist.trials.sweep import Sweep
 from nbdist.ui.api import LOOK_SECONDS, deliver, follow_in_background, run_name, run_sweep, start
@@ -240,10 +239,7 @@ class DistributedMagics(Magics):  # type: ignore[misc]
     def _stop(self, line: str) -> None:
         _, options = parse(line, STOP_FLAGS, "%cluster stop", most=0)
         cluster = Cluster.current()
-        if any(info.node for info in cluster.tasks):
-            for sentence in copy_ended(cluster, prepare):
-                print(sentence)
-        cluster.stop(**options)
+        stop_cluster(cluster, **options)
         print(f"cluster {cluster.id} is stopped")
 
     def _detach(self, line: str) -> None:

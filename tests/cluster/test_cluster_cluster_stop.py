@@ -20,12 +20,13 @@ from waiting import until
 
 import nbdist as nb
 from nbdist.cluster.adopt import end
-from nbdist.cluster.cluster import Cluster, set_current, stop_cluster
+from nbdist.cluster.cluster import Cluster, set_current
 from nbdist.cluster.folder import clusters_folder, living
 from nbdist.errors import DeadlineExceededError, FailedPreconditionError, NotFoundError, TaskDiedError
 from nbdist.graph.ops.accumulators import ConditionalAccumulator
 from nbdist.run.options import Options
 from nbdist.run.start import start_run
+from nbdist.run.stop import stop_cluster
 from nbdist.ui.magics import DistributedMagics
 
 pytestmark = pytest.mark.engines

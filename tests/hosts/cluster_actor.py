@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -190,6 +193,19 @@ def attach(run: str, tunnel: str = "") -> list[str]:
     return nodes(Cluster.attach(tunnel=tunnel or None))
 
 
+def stop_by_command(seconds: float) -> dict[str, Any]:
+    """Stop the cluster by the command line once its run has ended; return what that prints."""
+    begun, pause = time.monotonic(), threading.Event()
+    while True:
+        command = [sys.executable, "-m", "nbdist", "cluster", "stop", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return dict(json.loads(done.stdout))
+        if "is in use by" not in done.stdout + done.stderr or time.monotonic() > begun + seconds:
+            raise AssertionError(done.stdout + done.stderr)
+        pause.wait(0.2)
+
+
 def loss_of(run: str) -> float:
     """Return the loss of the last epoch of a run, once it has ended."""
     return float(nb.attach(run).wait().last_epoch(0)["loss"])
@@ -353,7 +369,7 @@ def stop() -> float:
 
 ORDERS = (
     *(start, reports, heard, run, chdir, train, background, read, attach, finish, kill, dead, restart),
-    signal_often,
+    *(signal_often, stop_by_command),
     *(state_of, loss_of, next_run, between_jobs, cell, tunnel, break_tunnel, halt, fetch),
     *(grow, grown, awaited, shrink, keys, kill_supervisor, rest, status, seconds_left, stop),
 )

@@ -187,15 +187,25 @@ def test_a_training_survives_its_client_and_a_host(client: Actor, ssh_hosts: Ssh
 
 
 @exhaustive
-def test_a_run_that_ended_without_a_client_loses_nothing(client: Actor, ssh_hosts: SshHosts) -> None:
-    client.do(do="start", launcher="ssh", hosts="host1:1,host2:1", orphan_timeout=4.0)
+@pytest.mark.parametrize("ends", ["by itself", "by a command"])
+def test_a_run_that_ended_without_a_client_loses_nothing(
+    client: Actor, ssh_hosts: SshHosts, ends: str
+) -> None:
+    client.do(
+        do="start",
+        launcher="ssh",
+        hosts="host1:1,host2:1",
+        orphan_timeout=4.0 if ends == "by itself" else 90.0,
+    )
     run = client.do(do="cell", epochs=3)
     client.kill()
     spool = ssh_hosts.home / "nbdist" / "spool" / run
     assert until(ssh_hosts.path("host1", spool).exists)
+    other = ssh_hosts.run("head", "cluster_actor.py")
+    if ends == "by a command":
+        assert other.do(do="stop_by_command", seconds=limit(30))["missing"] == []
     assert until(lambda: not any(traces(ssh_hosts, host) for host in ssh_hosts.up()), limit(30))
     assert not any(ssh_hosts.path(host, spool).exists() for host in ("host1", "host2"))
-    other = ssh_hosts.run("head", "cluster_actor.py")
     ended = other.do(do="finish", run=run)
     assert (ended["error"], ended["steps"], ended["notes"]) == (None, 3 * 180, [])
     other.kill()

@@ -157,7 +157,8 @@ def start_hosts(supervisor: SupervisorProcess) -> Callable[[], None] | None:
 
 def copy_files(folder: Path) -> None:
     """Copy what no client has copied of the runs of a cluster. Runs in a fork of its head's supervisor."""
-    importlib.import_module("nbdist.run.files.left").copy_all(folder)
+    for sentence in importlib.import_module("nbdist.run.files.left").copy_all(folder):
+        print(sentence, flush=True)
 
 
 def preload() -> None:

@@ -3,7 +3,7 @@
 Clients copy what tasks write on other hosts. A run that ended while no client was there has its results on
 its hosts only, and the disk of a pod is gone with the pod. So the head's supervisor ends such a cluster in
 two steps: a process that it forks copies into the runs' folders what no client has copied, and then the hosts
-end. `%cluster stop` has the client copy first (`nbdist.run.files.left.copy_ended`).
+end. Who stops it copies first: a client, the command line, the panel.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ other side has not confirmed yet, and the number of lines received from it (`Out
 are dropped. Either side takes the other for lost after some seconds without a message: the head then closes
 the host's connection, and refuses this incarnation of the host's relay for good; the relay ends, and with it
 the host's tasks. So a host that is cut off for longer never returns as a second owner of its ranks. A relay
-and the supervisor of its host watch each other, too: behind a
-frozen relay tasks would live on that the head takes for lost. The other one kills it.
+and the supervisor of its host watch each other, too: behind a frozen relay tasks would live on that the head
+takes for lost. The other one kills it.
 """
 
 from __future__ import annotations

@@ -73,11 +73,12 @@ def start(report: Report, *, id: str, **options: Any) -> None:
 
 def stop(report: Report, *, id: str) -> None:
     """Stop a cluster, whichever versions it runs."""
-    from nbdist.cluster.adopt import end
-    from nbdist.cluster.folder import clusters_folder, living
+    from nbdist.cluster.folder import living
+    from nbdist.run.stop import end_cluster
 
     if id in living():  # it also removes the files of dead clusters
-        end(clusters_folder() / id, "it was stopped in the Clusters and Runs panel")
+        for sentence in end_cluster(id, "it was stopped in the Clusters and Runs panel"):
+            report(sentence)
 
 
 def stop_parallel(report: Report, *, profile: str, id: str) -> None:

@@ -4,8 +4,8 @@
         print(line)
 
 A spool belongs to a run, not to a cluster: the tasks of any cluster on its host serve it. `copy_all` keeps
-spools from being left: the head of a cluster that ends, because no client or nothing uses it, calls it first.
-So does `copy_ended` for one that its user stops.
+spools from being left: the head of a cluster that ends, because no client or nothing uses it, calls it first,
+and so does what ends a cluster from outside. `copy_ended` is the same for a client that stops it.
 """
 
 from __future__ import annotations
@@ -92,13 +92,14 @@ class Left:
         return [rank for rank in _ranks(self._record) if not outcome_path(folder, rank).exists()]
 
 
-def copy_all(folder: Path) -> None:
-    """Copy what no client has copied of the runs of a cluster; print what is missing.
+def copy_all(folder: Path) -> list[str]:
+    """Copy what no client has copied of the runs of a cluster; return sentences about what is missing.
 
     ``folder`` is the cluster's. Runs in a process of its head, which is on the host of the runs' folders, or
-    finds none there. Of a run that is under way the spools stay.
+    finds none there, and in one that ends a cluster without being its client. Of a run that is under way the
+    spools stay.
     """
-    cluster, busy = _Observed(folder), runs_on(folder)
+    cluster, busy, missing = _Observed(folder), runs_on(folder), list[str]()
     for record in runs():
         place = marked(run_folder(record.id))
         own = record.kind == "run" and record.cluster.get("id") == folder.name
@@ -106,8 +107,8 @@ def copy_all(folder: Path) -> None:
             dead = {info.rank for info in cluster.dead()}
             living = [info.rank for info in cluster.tasks if info.rank not in dead]
             mirror = Mirror(place, lambda: cluster.tasks, cluster.dead, cluster.peer)
-            for line in mirror.collect(living, math.inf, drop=record.id not in busy):
-                print(line, flush=True)
+            missing += mirror.collect(living, math.inf, drop=record.id not in busy)
+    return missing
 
 
 def copy_ended(cluster: Cluster, prepare: Callable[[Cluster], object]) -> list[str]:
