@@ -57,6 +57,7 @@ from nbdist.ui.api import launch as launch
 from nbdist.ui.api import run_sweep as run_sweep
 from nbdist.ui.compare import compare as compare
 from nbdist.ui.graph.view import show_graph as show_graph
+from nbdist.ui.inspect import inspect as inspect
 from nbdist.ui.space_editor.editor import SpaceEditor as SpaceEditor
 from nbdist.ui.timeline.view import timeline as timeline
 from nbdist.wire.keys import ClusterKeys as ClusterKeys
