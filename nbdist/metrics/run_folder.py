@@ -103,6 +103,11 @@ class RunFile:
     status: str = "preparing"
     error: str = ""
     code: str = ""
+    """The body: its text, the source of a function, or its name where that has none."""
+    function: str = ""
+    """The name of the function that is the body; empty for a text."""
+    given: Mapping[str, str] = field(default_factory=dict)
+    """What the body was given, as short texts by name."""
     seed: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     cluster: Mapping[str, Any] = field(default_factory=dict)
@@ -247,6 +252,7 @@ _STATUS: _Rule = (
 )
 _VALID: Mapping[str, _Rule] = {
     "id": _TEXT, "name": _TEXT, "kind": _TEXT, "status": _STATUS, "error": _TEXT, "code": _TEXT,
+    "function": _TEXT, "given": _OBJECT,
     "created": (_is_time, "a time in seconds since 1970"),
     "ended": (lambda value: value is None or _is_time(value), "a time in seconds since 1970, or null"),
     "seed": (lambda value: value is None or is_whole(value), "a whole number or null"),

@@ -57,6 +57,7 @@ from nbdist.run.task.agent import install
 from nbdist.run.task.body import RunSpec, check_source, run_body
 from nbdist.run.task.edited_modules import autoreloaded
 from nbdist.run.values.delivery import Delivery, Given, missing_name, without_closure
+from nbdist.run.values.inputs import describe_body, describe_inputs
 from nbdist.run.values.push import Packed
 from nbdist.runtime.task import TaskInfo, segment_prefix
 from nbdist.wire.hosts import host_identity
@@ -127,7 +128,7 @@ def start_run(
             if options.framework is not None:
                 meta |= {"framework": options.framework, "first": info is workers[0]}
             asked.append(cluster.peer(info.rank).ask("run.reserve", meta))
-        record = _record(run_id, body, options, cluster, workers)
+        record = _record(run_id, original, inputs, options, cluster, workers)
         try:
             ownership.begin()
             saves = options.checkpoint_every is not None or cluster.saves_at is not None
@@ -429,18 +430,21 @@ def _has_agent(cluster: Cluster, rank: int) -> bool:
 
 def _record(
     run_id: str,
-    body: str | Callable[[], Any],
+    body: str | Callable[..., Any],
+    given: Given,
     options: Options,
     cluster: Cluster,
     workers: list[TaskInfo],
 ) -> RunFile:
-    code = body if isinstance(body, str) else f"{body.__module__}.{getattr(body, '__qualname__', body)}"
+    code, function = describe_body(body)
     own = ["/job:client/task:0"] if options.replicated.in_client else []
     return RunFile(
         id=run_id,
         name=options.name,
         status="running",
         code=code,
+        function=function,
+        given=describe_inputs(given),
         seed=options.seed if options.seed is not None else secrets.randbits(31),
         versions=versions(),
         cluster={

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import difflib
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,8 +26,8 @@ from nbdist.metrics.table import parts_from_logs, table
 from nbdist.run.history import known_run, listed
 from nbdist.run.options import LaunchOptions
 from nbdist.run.record import RunRecord
-from nbdist.run.resumable import read_body
 from nbdist.run.run import Run
+from nbdist.run.values.inputs import describe_value, mark
 from nbdist.text import clip, columns
 from nbdist.train.options import rows
 from nbdist.ui.formatting import well_formed
@@ -321,7 +320,7 @@ def _points_of(run: RunFile, by: By) -> tuple[RunStore, str]:
 def _facts(run: RunFile) -> dict[str, str]:
     """Return what a run was, as texts by name."""
     facts = {
-        one.flag: _value(run.options.get(name))
+        one.flag: _text(run.options.get(name))
         for name, one in rows(LaunchOptions).items()
         if run.options.get(name) not in (None, one.default)
     }
@@ -330,39 +329,14 @@ def _facts(run: RunFile) -> dict[str, str]:
     record = RunRecord.of(run)
     facts["workers"] = str(len(record.workers))
     facts["hosts"] = ", ".join(sorted({one.node for one in record.members.values() if one.node}))
-    facts |= _parameters(run)
-    facts["code"] = _mark(run.code)
-    facts |= {"seed": _value(run.seed), "status": run.status}
-    facts |= {f"{name} version": _value(version) for name, version in run.versions.items()}
+    facts |= {name: str(value) for name, value in run.given.items()}
+    facts["code"] = mark(run.code.encode(errors="replace"))
+    facts |= {"seed": _text(run.seed), "status": run.status}
+    facts |= {f"{name} version": _text(version) for name, version in run.versions.items()}
     if run.resumed_from:
         facts["resumed from"] = run.resumed_from
     return facts
 
 
-def _parameters(run: RunFile) -> dict[str, str]:
-    """Return what the body was given: its arguments and pushed values."""
-    try:
-        given = read_body(run_folder(run.id)).given
-    except (OSError, NbdistError):
-        return {"given": "not on record"}
-    by_name = {**given.names, **{f"args[{at}]": one for at, one in enumerate(given.args)}, **given.kwargs}
-    return {name: _value(value) for name, value in by_name.items()}
-
-
-def _value(value: object) -> str:
-    """Return a value as a short text: an array's shape and sum stand for it."""
-    if value is None:
-        return ""
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype} {value.shape} {_mark(value.tobytes().hex())}"
-    return clip(value if isinstance(value, str) else repr(value), LONGEST_VALUE)
-
-
-def _mark(text: str) -> str:
-    """Return a short text that differs where the text does.
-
-    >>> _mark("a") == _mark("a"), _mark("a") == _mark("b")
-    (True, False)
-    """
-
-    return hashlib.blake2b(text.encode(errors="replace"), digest_size=3).hexdigest()
+def _text(value: object) -> str:
+    return "" if value is None else describe_value(value)

@@ -12,6 +12,7 @@ import pytest
 
 from nbdist.cluster.cluster import Cluster, set_current
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, WorkerError
+from nbdist.metrics.run_folder import read_run
 from nbdist.run.run import Run
 from nbdist.trials.start import attach_sweep, start_sweep
 from nbdist.ui import magics
@@ -80,6 +81,9 @@ def test_a_function_has_arguments_and_what_it_closes_over(cluster: Cluster) -> N
     data = {"x": np.ones(5000)}
     run = quiet(body, cluster, args=(7, data), kwargs={"more": 2})
     assert run.results["result"] == (23.0, 5000.0, False)
+    record = read_run(run.id)
+    assert "return helper(i) + more" in record.code
+    assert (record.given["args[0]"], record.given["more"], record.given["args[1]"][:5]) == ("7", "2", "{'x':")
     with pytest.raises(InvalidArgumentError, match="args and kwargs are for a body that is a function"):
         quiet("x = 1", cluster, args=(1,))
 

@@ -15,8 +15,6 @@ from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.metrics.log import POINT, LogWriter, log_path
 from nbdist.metrics.run_folder import RunFile, runs_folder, write_run
 from nbdist.run.history import write_labels
-from nbdist.run.resumable import record_body
-from nbdist.run.values.delivery import Given
 from nbdist.ui.compare import Comparison
 
 
@@ -30,9 +28,9 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def a_run(run_id: str, losses: list[float], rate: float = 0.1, **fields: Any) -> str:
     folder = runs_folder() / run_id
     folder.mkdir(mode=0o700)
-    known = {"status": "finished", "name": "digits", "seed": 7, "code": f"lr = {rate}\nfit(lr)", **fields}
+    known = {"status": "finished", "name": "digits", "seed": 7, "code": f"lr = {rate}\nfit(lr)"}
+    known |= {"given": {"rate": str(rate)}, **fields}
     write_run(RunFile(run_id, **known), wait=False)
-    record_body(folder, known["code"], Given({"rate": rate}), 1)
     if losses:
         points = np.zeros(2 * len(losses), POINT)
         points["series"] = [0] * len(losses) + [1] * len(losses)

@@ -71,7 +71,7 @@ def first_line(record: RunRecord) -> str:
     >>> first_line(RunRecord("r", code="x = 1", options={"strategy": "ps", "seed": 7}))
     '%%distribute --strategy ps --seed 7'
     """
-    if re.fullmatch(r"[\w.<>]+", record.code.strip()):  # the name of a function
+    if record.function or re.fullmatch(r"[\w.<>]+", record.code.strip()):  # the name of a function
         return ""
     defaults = {one.name: one.default for one in fields(Options)}
     parts = ["%%distribute"]
