@@ -155,6 +155,8 @@ class CheckpointManager:
     until a state is written again.
     """
 
+    written: Callable[[int, int], object] = staticmethod(lambda training, step: None)
+    """Called with training and step of each state that is on the disk, by the thread that has written it."""
     passing: tuple[type[Exception], ...] = ()
     """Errors that say that there is no state, and not that it could not be written: `save` raises them."""
 
@@ -281,6 +283,7 @@ class CheckpointManager:
                 for old in [*state_files(folder)[KEPT:], *abandoned(folder, path)]:
                     old.unlink(missing_ok=True)
                 self.error = None
+                self.written(training, step)
             except Exception as error:  # a full disk, say: the older states are as good as before
                 self.error = not_written(training, step, folder, error)
 

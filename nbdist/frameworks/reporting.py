@@ -76,7 +76,7 @@ def _lightning(module: ModuleType, patches: Patches) -> None:
             progress.epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
 
         def on_train_epoch_start(self, trainer: Any, model: Any) -> None:
-            current().progress.epoch = trainer.current_epoch + 1
+            current().begin_epoch(trainer.current_epoch + 1, current().progress.epochs)
             self.report(trainer)  # what the model has logged at the end of the epoch before
 
         def on_train_batch_end(self, trainer: Any, model: Any, outputs: Any, batch: Any, index: int) -> None:
@@ -129,7 +129,7 @@ def _transformers(module: ModuleType, patches: Patches) -> None:
             progress.total, progress.epochs = state.max_steps, -(-state.num_train_epochs // 1)
 
         def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            current().progress.epoch = int(state.epoch or 0) + 1
+            current().begin_epoch(int(state.epoch or 0) + 1, current().progress.epochs)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
             report(
@@ -170,7 +170,8 @@ def _keras(module: ModuleType, patches: Patches) -> None:
             progress.total = progress.step + steps * progress.epochs if steps and progress.epochs else None
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            current().progress.epoch, self.batch_logs = epoch + 1, {}
+            current().begin_epoch(epoch + 1, self.params.get("epochs"))
+            self.batch_logs = {}
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             progress = current().progress

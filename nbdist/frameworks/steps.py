@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nbdist.errors import AbortedError
-from nbdist.train.context import Context, StepPlan
+from nbdist.train.context import PAUSED, Context, StepPlan
 
 STOPPED = "this body was asked to stop: a user has stopped it, or it is pruned"
 
@@ -85,12 +85,10 @@ class StepBoundary:
                 self._do_planned()
             if not self._rests:
                 break
-            progress.state = "paused"
+            self._context.begin_pause()
             control.wait_for(lambda: self._is_awaited(decides))
-        if progress.state == "paused":
-            progress.state = state
-            progress.rested += time.perf_counter() - begun
-            self._context.note_span("wait", "paused", begun)
+        if progress.state == PAUSED:
+            progress.rested += self._context.end_pause(state, begun)
 
     @property
     def _rests(self) -> bool:

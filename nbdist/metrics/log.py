@@ -140,10 +140,10 @@ PATIENCE = 16 << 20  # bytes kept for a disk that is full, before the oldest poi
 class Appending:
     """A file of its own that grows; never raises for errors of the disk: reports one once, and counts."""
 
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, say: Callable[[str], object], what: str = "metrics") -> None:
         self.path = path
         self.lost = 0
-        self._say = say
+        self._say, self._what = say, what
         self._said = False
         self._backlog: deque[tuple[bytes, int]] = deque()  # (what to write, how many points are in it)
         self._held = 0
@@ -170,6 +170,11 @@ class Appending:
             del self._backlog[index]
             self._held -= len(old)
             self.lost += count_
+
+    @property
+    def waits(self) -> bool:
+        """Whether something waits for the disk."""
+        return bool(self._backlog)
 
     @property
     def end(self) -> int:
@@ -220,7 +225,7 @@ class Appending:
         if not self._said:
             self._said = True
             self._say(
-                f"metrics cannot be written to {self.path}: {error.strerror or error}. "
+                f"{self._what} cannot be written to {self.path}: {error.strerror or error}. "
                 f"Training continues; up to {PATIENCE >> 20} MB of points wait in memory for the disk, "
                 "older ones are lost and counted."
             )

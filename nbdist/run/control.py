@@ -85,7 +85,6 @@ def progress_message(context: Context) -> dict[str, Any]:
     if context.input_meter is not None:
         progress["input"] = context.input_meter.reading().to_config()
     progress |= {"devices": [*context.devices], "gpu": context.gpu, "cores": count_cores()}
-    progress["rates"] = [*one.rates]
     return progress
 
 

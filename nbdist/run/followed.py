@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 from nbdist.checkpoint.manager import state_files
 from nbdist.errors import NbdistError, TaskDiedError
-from nbdist.metrics.store import RunStore
+from nbdist.metrics.run_events import EventLog, events_path
+from nbdist.metrics.store import Point, RunStore
 from nbdist.run.body_error import Hint
 from nbdist.run.files.mirror import Mirror
 from nbdist.run.membership import MembershipRules
@@ -53,6 +55,7 @@ class FollowedRun:
     - ``store`` receives points, ``tally`` progress, ``events`` all other news
     - ``decides``: whether this client is the owner of the run; else it observes what the owner does
     - ``mirror`` copies the files of tasks that do not see ``folder``
+    - ``log`` takes the events of the run that its owner knows of: lost, replaced and joined tasks
 
     ``error`` is the first failure.
     """
@@ -71,8 +74,10 @@ class FollowedRun:
     error: NbdistError | None = None
     interrupted: bool = False
     escalation: Escalation = field(init=False)
+    log: EventLog = field(init=False)
 
     def __post_init__(self) -> None:
+        self.log = EventLog(events_path(self.folder), self.events.noted)
         self.escalation = Escalation(aborts=bool(self.members.towers))
 
     @property
@@ -116,6 +121,21 @@ class FollowedRun:
         """Print a sentence as a task's output, and keep it, or ``later`` instead, for the end of the run."""
         self.events.printed(name, f"{now}\n")
         self.events.noted(later or now)
+
+    def happened(self, kind: str, text: str, info: TaskInfo | None = None) -> None:
+        """Record an event about a task in the run's folder, if this client is the owner of the run."""
+        if not self.decides:
+            return
+        standing = self.tally.standing(time.monotonic(), self.store)
+        # Curves are drawn over these steps: the replicas' own, or the updates of all.
+        drawn = [last.step for one in self.store.replicas for last in [self._last(one)] if last is not None]
+        step = max(drawn, default=max((one.step for one in standing.replicas), default=0))
+        rank = None if info is None else info.rank
+        self.log.add(kind, text, step, epoch=standing.epoch, rank=rank)
+        self.log.flush()
+
+    def _last(self, replica: int) -> Point | None:
+        return self.store.last(replica, "loss") if "loss" in self.store.series else None
 
     def fail(self, error: NbdistError, member: Member | None = None) -> None:
         """Record the first error, which a member has raised, and abort the other bodies."""

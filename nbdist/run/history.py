@@ -37,6 +37,7 @@ from nbdist.errors import (
     UnavailableError,
     choices,
 )
+from nbdist.metrics.run_events import Event, read_events
 from nbdist.metrics.run_folder import (
     STATUSES,
     RunFile,
@@ -193,6 +194,20 @@ class Labelled:
         delete_run(self.id)
 
     @property
+    def events(self) -> EventList:
+        """What happened in the run, by time, each an `Event` with time, step, kind, text, epoch and rank.
+
+        Its kinds are changes of the learning rate ("rate" by the user, "schedule" by a schedule or a
+        callback), "pause" and "resume", "checkpoint", "state" (``--checkpoint-every``), and tasks that were
+        "lost", "replaced", "joined" or "left". It shows itself as a table. Of a run that was deleted: none.
+
+        Example::
+
+            [event.step for event in run.events if event.kind == "lost"]
+        """
+        return EventList(read_events(run_folder(self.id)))
+
+    @property
     def labels(self) -> Labels:
         """The name, tags and note that users have given it."""
         return read_labels(run_folder(self.id))
@@ -240,6 +255,7 @@ class TableList(list[Row]):
     none = ""
     older = ""
     opens = ""
+    more_are = "older"
 
     def cells(self, rows: list[Row]) -> list[tuple[str, ...]]:
         """Return the cells of these rows, headings first."""
@@ -262,7 +278,30 @@ class TableList(list[Row]):
 
     def _last_line(self) -> str:
         more = len(self) - MOST_SHOWN
-        return f"and {more:,} older: {self.older}; {self.opens}" if more > 0 else self.opens
+        return f"and {more:,} {self.more_are}: {self.older}; {self.opens}" if more > 0 else self.opens
+
+
+class EventList(TableList[Event]):
+    """The events of a run, by time."""
+
+    none = "nothing has happened: no change, pause, checkpoint, state or loss was recorded"
+    older = f"run.events[{MOST_SHOWN}:]"
+    opens = "each has time, step, kind, text, epoch and rank"
+    more_are = "later"
+
+    def cells(self, rows: list[Event]) -> list[tuple[str, ...]]:
+        """Return the cells of a table of events."""
+        found = [
+            (
+                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.time)),
+                f"{one.step:,}",
+                "" if one.epoch is None else f"{one.epoch:,}",
+                one.kind,
+                one.text,
+            )
+            for one in rows
+        ]
+        return [("time", "step", "epoch", "kind", "what"), *found]
 
 
 class RunList(TableList[RunFile]):

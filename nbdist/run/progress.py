@@ -111,8 +111,6 @@ class Standing:
     replicas: list[ReplicaStanding]
     learning_rate: float | None = None
     """In force; None where there is no single one."""
-    rates: tuple[tuple[int, float], ...] = ()
-    """Learning rates by the number of steps before the first one at each; empty if the replicas' differ."""
     epoch: int | None = None
     """The epoch that the replica is in which has most left, from 1 on; None where no ``fit`` trains."""
     epochs: int | None = None
@@ -153,8 +151,6 @@ class _Replica:
     """Times of reports, with the replica's seconds in steps, its steps and its examples."""
     at: float = 0.0
     rate: float | None = None
-    changes: dict[int, float] = field(default_factory=dict)
-    """Its learning rates, by the number of steps before the first one at each."""
     before: dict[str, int] = field(default_factory=dict)
     """Counts of the replica's former processes, which add to those of the present one."""
     restart: str = ""
@@ -257,9 +253,6 @@ class ProgressTracker:
         # A busy client also receives the beginning of a pause late.
         self._began = min(self._began, now - own - latest.paused)
         latest.rate = progress.get("learning_rate")
-        # What a process makes again is not kept.
-        kept = {step: rate for step, rate in latest.changes.items() if step < began}
-        latest.changes = kept | {step: rate for step, rate in progress.get("rates", ()) if step >= began}
         latest.devices = tuple(progress.get("devices") or latest.devices)
         latest.gpu, latest.cores = progress.get("gpu") or latest.gpu, progress.get("cores") or latest.cores
         latest.input = progress.get("input") or latest.input
@@ -432,7 +425,6 @@ class ProgressTracker:
                 for i, latest in enumerate(self._latest)
             ],
             learning_rate=self._rate(),
-            rates=rates_of([one.changes for one in self._latest if one.state not in ABSENT]),
             epoch=epoch,
             epochs=epochs,
             checkpoint=self.checkpoint,
@@ -476,17 +468,6 @@ def _staleness(store: RunStore, replica: int) -> float | None:
         return None
     last = store.last(replica, "staleness")
     return None if last is None else float(last.value)
-
-
-def rates_of(replicas: Sequence[Mapping[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Return the rates of the replica that knows of most, if the others' are among them.
-
-    >>> rates_of([{0: 0.1}, {0: 0.1, 24: 0.01}]), rates_of([{0: 0.1}, {0: 0.2}])
-    (((0, 0.1), (24, 0.01)), ())
-    """
-    most = max(replicas, key=len, default={})
-    known = {*most.values()}
-    return tuple(sorted(most.items())) if all(known.issuperset(one.values()) for one in replicas) else ()
 
 
 def uneven_data(replicas: Sequence[ReplicaStanding], names: Sequence[str], status: str = "finished") -> str:

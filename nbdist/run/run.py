@@ -28,6 +28,7 @@ from nbdist.errors import (
     NbdistError,
 )
 from nbdist.interrupts import HeldInterrupts
+from nbdist.metrics.run_events import EventReader
 from nbdist.metrics.run_folder import RunFile, read_run, write_run
 from nbdist.metrics.store import RunStore, training_seconds
 from nbdist.metrics.table import every_point, table
@@ -41,7 +42,7 @@ from nbdist.run.files.mirror import Mirror
 from nbdist.run.files.place import RunPlace
 from nbdist.run.follow import InterruptDebounce, RunFollower, View
 from nbdist.run.followed import FollowedRun, RunEvents
-from nbdist.run.history import Labelled
+from nbdist.run.history import EventList, Labelled
 from nbdist.run.membership import MembershipRules
 from nbdist.run.monitor import RunMonitor
 from nbdist.run.progress import ProgressTracker, Standing, first_not_finite, uneven_data
@@ -133,6 +134,8 @@ class Run(Labelled):
             renewed=None if takes_over is None else takes_over.expect,
         )  # fmt: skip
         self.gallery = self._monitor.inbox.gallery
+        self.event_reader = EventReader(folder)
+        """Reads the events of the run, for views that follow it."""
         self.controls = RunControls(self)
         self._follower = RunFollower(self._monitor, self.controls, self.notes)
         self._debounce = InterruptDebounce(record.id)
@@ -199,6 +202,15 @@ class Run(Labelled):
         """
         self._followed.mirror.catch_up(COPY_SECONDS)
         return table(every_point(self.folder, self.store))
+
+    @property
+    def events(self) -> EventList:
+        """What happened in the run so far, by time; those of other hosts are copied first.
+
+        See ``nb.runs()[0].events``.
+        """
+        self._followed.mirror.catch_up(COPY_SECONDS)
+        return super().events
 
     def input_pipeline(self, replica: int | None = None) -> InputPipeline:
         """Return the stages of the dataset that the run trains on, with the one that is the bottleneck.

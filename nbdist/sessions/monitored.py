@@ -40,7 +40,7 @@ from nbdist.sessions.hooks import (
     is_preemption,
 )
 from nbdist.sessions.manager import MAX_WAIT_SECONDS, Master, Path, Scaffold, SessionManager
-from nbdist.train.context import Tolerance, current
+from nbdist.train.context import PAUSED, Tolerance, current
 
 SAVE_SECONDS = 600.0
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.05, 5.0  # between failures of one call, doubled each time
@@ -266,14 +266,14 @@ class MonitoredSession:
 
     def _rest(self) -> None:
         """Wait while the run is paused; the view shows it."""
-        control, progress = current().control, current().progress
+        context = current()
+        control, progress = context.control, context.progress
         state, begun = progress.state, time.perf_counter()
         while control.rests:
-            progress.state = "paused"
+            context.begin_pause()
             control.wait(control.messages)
-        if progress.state == "paused":
-            progress.state = state
-            progress.rested += time.perf_counter() - begun
+        if progress.state == PAUSED:
+            progress.rested += context.end_pause(state, begun)
 
     def _retried(self, call: Callable[[Session], T]) -> T:
         for failures in itertools.count():

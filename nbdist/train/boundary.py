@@ -19,7 +19,8 @@ import numpy as np
 
 from nbdist.errors import InvalidArgumentError, choices
 from nbdist.graph.backend import Array, all_to_host, backend_of
-from nbdist.train.context import Context
+from nbdist.train.context import PAUSED, Context
+from nbdist.train.rate_changes import By
 from nbdist.train.replica import Replica, change_rate, rate_of
 
 
@@ -59,13 +60,11 @@ class Boundary:
             if not self._rests():
                 break
             self._save_if_asked()
-            progress.state = "paused"
+            self._context.begin_pause()
             control.wait(self.handled)
-        if progress.state == "paused":
-            progress.state = state
-            self._context.note_span("wait", "paused", begun)
+        if progress.state == PAUSED:
+            rested = self._context.end_pause(state, begun)
             if progress.step or progress.trainings > 1:
-                rested = time.perf_counter() - begun
                 if control.stop_requested:  # replicas that agree on a stop within a step make one more step
                     progress.last_rest = (progress.step, rested)
                 else:
@@ -74,7 +73,7 @@ class Boundary:
             self.rates_handled = self._context.rates_handled = control.rates
             for replica in self._replicas():
                 change_rate(replica, control.rate)
-            self.show_rate()
+            self.show_rate("callback" if control.rates == control.rates_of_fit else "user")
         self._save_if_asked()
         if self._waits:  # for values that come with the next step
             self.handled -= 1
@@ -110,10 +109,10 @@ class Boundary:
         """Return the seconds for which the control was paused since it was handled last."""
         return self._context.control.rested() - self.rested
 
-    def show_rate(self) -> None:
-        """Report the learning rate, if all replicas have the same."""
+    def show_rate(self, by: By = "") -> None:
+        """Report the learning rate, if all replicas have the same; ``by`` is what has changed it."""
         rates = {rate_of(replica) for replica in self._replicas()} - {None}
-        self._context.progress.set_rate(rates.pop() if len(rates) == 1 else None)
+        self._context.set_rate(rates.pop() if len(rates) == 1 else None, by)
 
     def drop_rate_of_fit(self) -> None:
         """Forget a learning rate that a callback has set, and that no step has taken yet."""

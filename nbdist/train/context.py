@@ -29,17 +29,23 @@ from nbdist.draft import to_disk
 from nbdist.errors import AbortedError, NbdistError
 from nbdist.graph.backend import Array, device_of_array
 from nbdist.home import private_folder
+from nbdist.metrics.names import EPOCH, LEARNING_RATE
 from nbdist.metrics.recorder import Recorder
+from nbdist.metrics.run_events import EventLog
+from nbdist.metrics.run_folder import duration
 from nbdist.runtime.groups import World
 from nbdist.summary import writer as summary_writer
 from nbdist.train.custom.position import LoopPosition
 from nbdist.train.one_device import OneDeviceStrategy
 from nbdist.train.options import TrainingOptions
+from nbdist.train.rate_changes import By, RateChanges
 from nbdist.train.resume import TrainingStates
 from nbdist.train.step_timing import StepLog
 from nbdist.train.strategy import Strategy
 from nbdist.train.summaries import RunSummaries
 
+PAUSED = "paused"
+"""The state of a replica that is paused."""
 SPENT = ("data", "compute", "exchange", "wait")
 INTERRUPT_SECONDS = 0.5
 """An interrupt that comes just before a wait begins does not end it: a wait is begun anew this often."""
@@ -60,9 +66,6 @@ class Tolerance(enum.IntFlag):
     def of_servers(self) -> bool:
         """Whether the body survives the loss of a parameter server."""
         return bool(self & (Tolerance.SESSION | Tolerance.RESTORES))
-
-
-MOST_RATES = 12  # changes of the learning rate that are marked; more come from a schedule
 
 
 @dataclass
@@ -124,8 +127,6 @@ class Progress:
     """A pause that a stop ended: its step and its seconds. It counts only if a step follows."""
     learning_rate: float | None = None
     """The rate of the next update; None where this replica knows of none, or of several."""
-    rates: list[tuple[int, float]] = field(default_factory=list)
-    """The first rates of all, each with the number of steps before the first one at it."""
     checkpoint: dict[str, Any] | None = None
     """The last checkpoint that was asked for: its number, step, path (None if it failed) and error."""
 
@@ -133,16 +134,6 @@ class Progress:
         """Continue after the steps of an earlier run."""
         self.step, self.examples, self.skipped = step, examples, skipped
         self.resumed = [step, examples]
-
-    def set_rate(self, rate: float | None) -> None:
-        """Set the rate of the next update."""
-        if rate == self.learning_rate:
-            return
-        self.learning_rate = rate
-        if rate is not None and len(self.rates) < MOST_RATES + 2:  # with the initial one, and one too many
-            if self.rates and self.rates[-1][0] == self.step:
-                self.rates.pop()
-            self.rates.append((self.step, rate))
 
 
 _lock = threading.Lock()
@@ -344,6 +335,8 @@ class Context:
     recorder: Recorder | None = None
     step_log: StepLog | None = None
     """Takes note of when each step did what, for the run's timeline."""
+    events: EventLog | None = None
+    """Takes the events of the run that happen here (see `happened`); None where nothing records them."""
     control: Control = field(default_factory=Control)
     progress: Progress = field(default_factory=Progress)
     tolerances: Tolerances = field(init=False)
@@ -396,6 +389,12 @@ class Context:
     """Whether a ``fit`` is under way, which ends by itself when it is asked to stop."""
     rates_handled: int = 0
     """How many of the control's learning rates this replica has taken in."""
+    rate_changes: RateChanges = field(default_factory=RateChanges)
+    """What of its learning rates is an event."""
+    rate_step: int = 0
+    """The last step at which `set_rate` has recorded its learning rate."""
+    gradient: tuple[float, int, int] | None = None
+    """Of the last step: the squares of its gradients, summed, this replica's examples and those of all."""
     towers: Callable[[int], Context] | None = None
     """In an in-graph run, the context of a tower by its number: for independent towers, each on a
     thread of its own. The same number gives the same context throughout a run. Towers that step together
@@ -433,6 +432,67 @@ class Context:
         step = progress.global_step if progress.by_updates else progress.step
         return step if step or self.trainings else None
 
+    def happened(self, kind: str, text: str, step: int | None = None) -> None:
+        """Record an event of the run, of one of the kinds of `nbdist.metrics.run_events`.
+
+        ``step`` is the number of steps before it, None for those so far. The chief records what all replicas
+        do; elsewhere nothing happens. Any thread may call it.
+        """
+        if self.events is not None and self.is_chief:
+            at = (self.step() or 0) if step is None else step
+            task = self.world.task
+            rank = None if task is None else task.rank
+            self.events.add(kind, text, at, epoch=self.progress.epoch, rank=rank)
+
+    def note_state(self, training: int, step: int) -> None:
+        """Record that the state of a training after a step is on the disk."""
+        of = f" of training {training}" if training > 1 else ""
+        self.happened("state", f"state{of} written", step)
+
+    def set_rate(self, rate: float | None, by: By = "") -> None:
+        """Set the rate of the next update, for the view, the run's events and the series of the rate.
+
+        ``by`` is what has changed it, "" where that is not known. None: this replica knows of no rate.
+        """
+        before = self.progress.learning_rate
+        if rate == before:
+            return
+        self.progress.learning_rate = rate
+        if rate is None:
+            return
+        step = self.step() or 0
+        if (event := self.rate_changes.event(step, before, rate, by)) is not None:
+            self.happened(*event, step=step)
+        if (recorder := self.recorder) is not None:
+            series = recorder.series(LEARNING_RATE)
+            if before is not None:
+                recorder.add(series, step, before)
+            self.rate_step = step + 1
+            recorder.add(series, self.rate_step, rate)
+
+    def begin_epoch(self, epoch: int, epochs: int | None = None) -> None:
+        """Count an epoch, from 1 on, of so many; None if that is not known."""
+        progress, recorder = self.progress, self.recorder
+        if epoch != progress.epoch and recorder is not None:
+            recorder.add(recorder.series(EPOCH), self.step() or 0, epoch)
+        progress.epoch, progress.epochs = epoch, epochs
+
+    def begin_pause(self) -> None:
+        """Show that this replica is paused, if that is not shown yet."""
+        if self.progress.state != PAUSED:
+            self.progress.state = PAUSED
+            self.happened("pause", PAUSED)
+
+    def end_pause(self, state: str, begun: float) -> float:
+        """Show this ``state`` again after a pause; return the seconds since ``begun`` (time.perf_counter)."""
+        self.progress.state, seconds = state, time.perf_counter() - begun
+        self.note_span("wait", PAUSED, begun)
+        if self.control.stop_requested or self.control.aborted is not None:
+            self.happened("resume", f"ended after a pause of {duration(seconds)}")
+        else:
+            self.happened("resume", f"resumed after {duration(seconds)}")
+        return seconds
+
     def note_fit(self, model: Any) -> None:
         """Note that a ``fit`` trains a model."""
         with contextlib.suppress(TypeError):  # None, or a class without weak references
@@ -455,6 +515,7 @@ class Context:
             why = str(error) if isinstance(error, NbdistError) else f"{type(error).__name__}: {error}"
             wrong = f"the checkpoint of step {step} could not be written to {self.checkpoints.folder}: {why}"
         self.progress.checkpoint = {"number": number, "step": step, "path": path, "error": wrong}
+        self.happened("checkpoint", f"checkpoint of step {step:,}" if wrong is None else wrong)
         self.note_span("compute", "checkpoint", begun)
 
     def note_span(self, kind: str, name: str, begun: float) -> None:
@@ -509,7 +570,7 @@ class Context:
         It shares the control, what the user asked for, the data tasks, the states to continue from and the
         devices that were used. ``own`` are its other fields.
         """
-        names = ("control", "seed", "options", "states", "on_error", "devices", "serve", "fitted")
+        names = ("control", "seed", "options", "states", "on_error", "devices", "serve", "fitted", "events")
         shared = {name: getattr(self, name) for name in names}
         return Context(**{**shared, "quiet": True, "is_chief": False, **own})
 

@@ -36,6 +36,11 @@ class LossScaling:
     def _overflows(self) -> int:
         return sum(replica.report.overflows for replica in self._replicas)
 
+    @property
+    def value(self) -> float:
+        """The factor of the gradients; 1 without a scale."""
+        return 1.0 if self.scale is None else self.scale.value
+
     def has_overflowed(self, loss: float, squares: float) -> bool:
         """Return whether a step is to be left out for a smaller scale: the sum of squares is not finite.
 

@@ -81,4 +81,4 @@ class RateSchedule:
             return
         if rate != now:
             change_rate(replica, rate)
-            progress.set_rate(rate)
+            self._context.set_rate(rate, "schedule")

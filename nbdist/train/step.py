@@ -140,6 +140,10 @@ class Step:
         self.loss, self.overflow = loss, overflow
         if overflow:
             return
+        self.context.gradient = squares, self.mine, self.size
+        if self.scalings:
+            scale = self.scalings[0].value
+            self.context.gradient = squares / (scale * scale), self.mine, self.size
         if not (math.isfinite(loss) and math.isfinite(squares)):
             self.wrong = describe_nonfinite(loss, squares, [*self.gradients, *rows[::2]])
         if self.wrong:

@@ -109,7 +109,7 @@ def opened(
             task = context.world.task
             owner = f"{task.job} {task.index}" if task else f"replica {strategy.replica_index}"
             history.share = f"{owner}'s share of each batch"
-        progress.set_rate(rate_of(replica))
+        context.set_rate(rate_of(replica))
         history.begin(replica.notes)
         if context.step_log is not None:
             context.step_log.begin(replica)

@@ -175,7 +175,9 @@ def test_what_lightning_logs_is_in_the_run(begin: Callable[..., Run], cluster: C
                 assert points[name] == [2, 4], name
         standing = run.standing()
         assert (standing.total, standing.epoch, standing.epochs) == (4, 2, 2)
-        assert standing.rates == ((0, 0.1), (2, pytest.approx(0.01)))
+        assert [(one.step, one.kind, one.text) for one in run.events] == [
+            (2, "schedule", "learning rate 0.1 → 0.01")
+        ]
         assert steps(run) == [4, 4]
         assert not_finite(run) == (["loss of /job:worker/task:1 is nan at step 3"] if wrong[1] else [])
     left = start_run(LEFT, Options(on="worker:0"), cluster=cluster).wait()

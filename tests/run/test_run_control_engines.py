@@ -20,6 +20,7 @@ from waiting import until
 from nbdist import nn
 from nbdist.data import Dataset
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, WorkerError
+from nbdist.metrics.names import GRADIENT_NORM, LEARNING_RATE
 from nbdist.optim import SGD
 from nbdist.run.options import Options
 from nbdist.run.progress import LOST
@@ -304,6 +305,12 @@ def test_a_new_learning_rate_applies_from_the_next_step(
     run.resume()
     assert run.wait().status == "finished"
     assert run.standing().learning_rate == 0.007
+    rated = [one for one in run.events if one.kind == "rate"]
+    assert [(one.step, one.text) for one in rated] == [(chief, "learning rate 0.03 → 0.007, set by the user")]
+    assert {"pause", "checkpoint", "resume"} <= {one.kind for one in run.events}
+    assert {LEARNING_RATE, GRADIENT_NORM} - {*run.store.series} <= (
+        {GRADIENT_NORM} if "replication" in options else set()  # the towers keep their gradients
+    )
     assert (
         chief - 1 <= step <= chief < run.global_step == 3 * epochs
     )  # the servers may lack the last gradient

@@ -30,6 +30,7 @@ from nbdist.errors import (
     WorkerError,
 )
 from nbdist.graph.tensor import Graph
+from nbdist.metrics.names import EPOCH, OF_TRAINING
 from nbdist.metrics.run_folder import read_run
 from nbdist.metrics.store import columns_from_logs
 from nbdist.run import monitor
@@ -114,9 +115,9 @@ def ended_within(run: Run, seconds: float) -> Run:
 
 
 def counts(columns: dict[str, Any]) -> dict[tuple[int, str], int]:
-    """The number of points by replica and series."""
+    """The number of points by replica and series, without those that are taken at times of their own."""
     pairs = list(zip(columns["replica"].tolist(), columns["series"].tolist(), strict=True))
-    return {pair: pairs.count(pair) for pair in pairs}
+    return {pair: pairs.count(pair) for pair in pairs if pair[1] not in (EPOCH, *OF_TRAINING)}
 
 
 # Runs and their results.

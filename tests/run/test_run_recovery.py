@@ -97,6 +97,8 @@ def test_a_dead_worker_of_asynchronous_servers_is_replaced_and_joins(start: Star
     assert text in run.notes
     card = run.standing().replicas[1]
     assert (card.state, card.restart, card.restarts) == ("finished", restart.text, 1)
+    happened = [(one.kind, one.rank, one.text) for one in run.events if one.kind in ("lost", "replaced")]
+    assert happened == [("lost", 1, restart.how), ("replaced", 1, f"{name} was {restart.text}")]
     (recorded,) = read_run(run.id).restarts
     assert (recorded["task"], recorded["step"], recorded["problem"]) == (name, restart.step, "")
     assert cluster.run("'model' in globals()") == [True, True, True, False]

@@ -81,6 +81,7 @@ def test_workers_join_and_leave_between_two_steps(start: Start, tmp_path: Path, 
         (one.new.name, "grown" if one.grown else "shrunk", one.step) for one in resizes(run)
     ]
     assert [one["change"] for one in recorded] == ["grown", "grown", "shrunk"]
+    assert sorted(one.kind for one in run.events) == ["joined", "joined", "left"]
     assert run.history is not None
     assert len(run.history.history["loss"]) == run.outcomes[0]["step"] // STEPS - 1
     assert_as_one_device(cluster, run, over, (0, 1, 2))

@@ -99,6 +99,7 @@ def test_a_dead_parameter_server_is_replaced_and_its_parameters_restored(
     assert recorded["task"] == name
     assert f"{lost} update{'s' * (lost != 1)} lost; gradients on their way to it count as dropped; " in note
     assert note in view.text[name].replace("\n", "")
+    assert [(one.kind, one.rank) for one in run.events] == [("lost", 2), ("replaced", 2)]  # after two workers
     assert [outcome["step"] for outcome in run.outcomes.values()] == [STEPS * EPOCHS] * 2
     # What was under way, two gradients of each worker at most, may be lost as well.
     whole = 2 * STEPS * EPOCHS

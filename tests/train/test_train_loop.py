@@ -199,7 +199,8 @@ def test_every_point_is_recorded(strategy: WatchedStrategy, context: Context, tm
         return points["step"][chosen].tolist(), points["value"][chosen].tolist()
 
     assert sorted(set(points["series"])) == [
-        "accuracy", "loss", "staleness", "step_ms", "val_accuracy", "val_loss",
+        "accuracy", "epoch begins", "learning rate", "loss", "staleness", "step_ms", "val_accuracy",
+        "val_loss",
     ]  # fmt: skip
     assert series("loss")[0] == series("accuracy")[0] == series("staleness")[0] == list(range(1, 9))
     assert series("val_loss") == ([4, 8], pytest.approx(history["val_loss"]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from nbdist.errors import NbdistError, TaskDiedError, WorkerError
+from nbdist.metrics.run_events import Event, EventLog, EventReader, events_path, read_events
 from nbdist.metrics.store import RunStore
 from nbdist.run.devices import ReplicaDevice
 from nbdist.run.options import Options
@@ -21,7 +22,7 @@ from nbdist.summary.pictures import Gallery
 from nbdist.train.callbacks import History
 from nbdist.train.context import Progress
 from nbdist.ui.display import run as view
-from nbdist.ui.display.run import Marks, RunView, in_a_line, note_on, summary_of, those, unit_of
+from nbdist.ui.display.run import RunView, in_a_line, note_on, summary_of, those, unit_of
 from nbdist.ui.frozen.run import RUN, frozen
 from nbdist.ui.frozen.summary import headline
 from nbdist.ui.widgets.controls import KINDS, PageControls
@@ -32,7 +33,8 @@ TASKS = ["/job:worker/task:0", "/job:worker/task:1"]
 class FakeRun:
     """What a view needs of a run."""
 
-    def __init__(self, status: str = "finished", **options: Any) -> None:
+    def __init__(self, status: str = "finished", folder: Path = Path("/nonexistent"), **options: Any) -> None:
+        self.event_reader, self.folder = EventReader(folder), folder
         self.id, self.status, self.tasks = "261120-000000-mnist", status, list(TASKS)
         self.store, self.options = RunStore(), Options(name="mnist", **options)
         self.gallery = Gallery()
@@ -48,6 +50,11 @@ class FakeRun:
         self.tally = ProgressTracker(len(TASKS), bool(options.get("synchronous")), self.members.workers)
 
     seconds, standing = Run.seconds, Run.standing
+
+    @property
+    def events(self) -> list[Event]:
+        return read_events(self.folder)
+
     _last: Standing | None = None
 
     @property
@@ -190,32 +197,29 @@ def test_an_in_graph_run_names_no_command_to_reconnect(displays: list[FakeDispla
     assert displays[0].made[3]["again"] == ""
 
 
-def test_commands_leave_marks_on_the_curves(displays: list[FakeDisplay]) -> None:
-    run = FakeRun()
+def test_events_leave_marks_on_the_curves(displays: list[FakeDisplay], tmp_path: Path) -> None:
+    run = FakeRun(folder=tmp_path)
     shown = RunView(as_run(run))
-
-    def see(state: str = "running", **more: Any) -> None:
-        for replica in range(2):
-            run.tally.update(replica, vars(Progress(step=more.pop("step", 9), state=state, **more)), 1.0)
-        shown.progress(run.tally.standing(1.0, run.store))
-
-    see(rates=[(0, 0.1)], step=5)
-    see("paused", rates=[(0, 0.1), (8, 0.05)])  # two rates that are set in one pause
-    see("paused", rates=[(0, 0.1), (8, 0.01)])
-    saved = {"number": 1, "step": 18, "path": "/runs/m/step-18", "error": None}
-    see(rates=[(0, 0.1), (8, 0.01)], checkpoint=saved, step=20)
-    run.members.worker(1).move(State.LOST)
-    run.tally.lose(1, 2.0)
-    shown.progress(run.tally.standing(2.0, run.store))
+    log = EventLog(events_path(tmp_path, 0))
+    log.add("rate", "learning rate 0.1 → 0.01, set by the user", 8, epoch=1, rank=0)
+    log.flush()
+    shown.progress(run.tally.standing(1.0, run.store))
+    assert [(part, value[0].step) for part, value in displays[0].calls if part == "marks"] == [("marks", 8)]
+    shown.progress(run.tally.standing(1.0, run.store))  # nothing new, and not due
+    log.add("lost", "/job:worker/task:1 died", 20, rank=1)
+    log.close()
     shown.end(as_run(run))
     marks = displays[0].calls[-1][1].marks
-    assert [(mark.step, mark.kind) for mark in marks] == [
-        (8, "rate"), (9, "pause"), (20, "checkpoint"), (20, "lost"),
+    assert [(mark.step, mark.kind, mark.text) for mark in marks] == [
+        (8, "rate", "learning rate 0.1 → 0.01, set by the user"), (20, "lost", "worker 1 died"),
     ]  # fmt: skip
-    assert [mark.text.partition(" for ")[0] for mark in marks] == [
-        "learning rate 0.1 → 0.01", "paused", "checkpoint at step 18", "worker 1 lost",
-    ]  # fmt: skip
-    assert displays[0].calls[-1][1].checkpoint == "/runs/m/step-18"
+
+
+def test_the_last_checkpoint_is_in_the_summary(displays: list[FakeDisplay]) -> None:
+    run = FakeRun()
+    saved = {"number": 1, "step": 18, "path": "/runs/m/step-18", "error": None}
+    run.tally.update(0, vars(Progress(step=20, state="running", checkpoint=saved)), 1.0)
+    assert summary(run).checkpoint == "/runs/m/step-18"
 
 
 def test_a_parameter_server_is_shown_by_its_short_name(displays: list[FakeDisplay]) -> None:
@@ -232,45 +236,7 @@ def test_a_parameter_server_is_shown_by_its_short_name(displays: list[FakeDispla
     shown.progress(run.tally.standing(2.0, run.store))
     shown.end(as_run(run))
     found = displays[0].calls[-1][1]
-    assert [(mark.step, mark.kind, mark.text) for mark in found.marks] == [
-        (3, "lost", "ps 0 lost"),
-        (3, "restart", "ps 0 replaced after 0.6 s by pid 8; 2 updates lost"),
-    ]
     assert found.remarks[-1] == "ps 0 was replaced after 0.6 s by pid 8; 2 updates lost"
-
-
-def test_each_change_of_a_rate_is_marked_where_it_was_made_however_late_it_is_known() -> None:
-    progress, run, marks = Progress(state="running"), FakeRun(), Marks()
-    for progress.step in range(72):
-        progress.set_rate(0.01 / 2 ** (progress.step // 24))
-    for replica, left_out in enumerate((0, 1)):  # one has not yet told its last change
-        said = {**vars(progress), "rates": progress.rates[: 3 - left_out]}
-        run.tally.update(replica, said, 1.0)
-    assert marks.see(run.tally.standing(1.0, run.store), TASKS, 1.0)
-    assert [(mark.step, mark.text) for mark in marks.all()] == [
-        (24, "learning rate 0.01 → 0.005"),
-        (48, "learning rate 0.005 → 0.0025"),
-    ]
-    run.tally.update(1, {**vars(progress), "rates": [(0, 0.3)]}, 2.0)  # replicas of different rates
-    assert run.tally.standing(2.0, run.store).rates == ()
-
-
-def test_a_new_process_leaves_its_first_rate_unmarked() -> None:
-    run = FakeRun()
-    run.tally.update(0, vars(Progress(step=9, state="running", rates=[(0, 0.1), (4, 0.01)])), 1.0)
-    joined = Progress(step=12, joined=12, state="running", rates=[(0, 0.1), (12, 0.01)])
-    run.tally.update(0, vars(joined), 2.0)
-    assert run.tally.standing(2.0, run.store).rates == ((0, 0.1), (4, 0.01), (12, 0.01))
-
-
-def test_a_schedule_leaves_no_marks_and_room_for_others() -> None:
-    progress, marks = Progress(), Marks()
-    for progress.step in range(200):
-        progress.set_rate(1 / (progress.step + 1))
-    saved = {"number": 1, "step": 150, "path": "m"}
-    standing = Standing("running", 200, None, 0.0, 0.0, None, 0.0, [], rates=(*progress.rates,))
-    marks.see(replace(standing, checkpoint=saved), TASKS, 0.0)
-    assert [mark.text for mark in marks.all()] == ["checkpoint at step 150"]
 
 
 def test_a_plain_cell_has_no_steps(displays: list[FakeDisplay]) -> None:

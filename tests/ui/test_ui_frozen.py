@@ -13,9 +13,10 @@ from PIL import Image
 from tiers import matrix
 from ui_runs import train
 
+from nbdist.metrics.run_events import Event
 from nbdist.metrics.store import RunStore
 from nbdist.ui.frozen.run import RUN, frozen, run_data
-from nbdist.ui.frozen.summary import Mark, Summary
+from nbdist.ui.frozen.summary import Summary
 from nbdist.ui.widgets.run_feed import plan_charts
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>$\\frac{"
@@ -108,14 +109,16 @@ def test_a_run_without_metrics_shows_its_output_only(store: RunStore) -> None:
 
 def test_marks_and_the_checkpoint_are_drawn_and_said(store: RunStore, coarse: None) -> None:
     train(store, 0, 0, 100)
-    marks = [Mark(20, "rate", "learning rate 0.1 → 0.01"), Mark(50, "checkpoint", HOSTILE)]
+    marks = [Event(1e9, 20, "rate", "learning rate 0.1 → 0.01", 2), Event(2e9, 50, "checkpoint", HOSTILE)]
     plain = frozen(store, summary(step=100))
     bundle = frozen(store, summary(step=100, total=200, marks=marks, checkpoint="/runs/m/<step>"))
     assert bundle["image/png"] != plain["image/png"]
-    assert "◆ 20 learning rate 0.1 → 0.01 · ▼ 50 &lt;script" in bundle["text/html"]
+    assert "◆ 20 (epoch 2) learning rate 0.1 → 0.01 · ▼ 50 &lt;script" in bundle["text/html"]
     assert "<code>/runs/m/&lt;step&gt;</code>" in bundle["text/html"]
     assert "checkpoint: /runs/m/<step>" in bundle["text/plain"]
-    assert bundle[RUN]["marks"][0] == {"step": 20, "kind": "rate", "text": "learning rate 0.1 → 0.01"}
+    assert bundle[RUN]["marks"][0] == {
+        "time": 1e9, "step": 20, "kind": "rate", "text": "learning rate 0.1 → 0.01", "epoch": 2, "rank": None,
+    }  # fmt: skip
     assert (bundle[RUN]["total"], bundle[RUN]["checkpoint"]) == (200, "/runs/m/<step>")
 
 

@@ -19,7 +19,8 @@ export const RUN: BundleKind<RunBundle> = {
   below: (texts, { leftOut, progress, marks }, trans) => {
     const drawn = [`trained on ${progress.trained_on}`, `⚠ ${progress.warning}`, `checkpoint: ${progress.checkpoint?.path}`];
     const [first] = marks; // one line names all, after a sign each
-    const marked = first && `${first.step.toLocaleString('en')} ${first.text}`;
+    const within = first?.epoch ? ` (epoch ${first.epoch.toLocaleString('en')})` : '';
+    const marked = first && `${first.step.toLocaleString('en')}${within} ${first.text}`;
     const words = texts.filter(({ textContent }) => {
       const line = textContent ?? '';
       const isInput = Boolean(progress.input) && /^Input( of |: )/.test(line);

@@ -1,6 +1,6 @@
 /** Reads `application/vnd.nbdist.run+json` (see nbdist/ui/frozen/run.py) for the live view's drawing code. */
 
-import { CLOCK, type CurveSegment, MEAN, TREND } from '@widget/comm/frames.js';
+import { CLOCK, type CurveSegment, EPOCHS, MEAN, TREND } from '@widget/comm/frames.js';
 import type { Annotation } from '@widget/chart/annotations.js';
 import type { AvailableCharts, ChartSpec, Head, Progress } from '@widget/run/view.js';
 import { finite, isRecord, type Json, list, record, text, texts, checkVersion, whole } from './json';
@@ -45,12 +45,14 @@ export function readRun(data: unknown): RunBundle {
   const tasks = texts(run['tasks'], MOST_TASKS);
   const replicas = list(run['replicas'], MOST_TASKS).map(record);
   const clock = pointsOf(record(run['clock']));
+  const epochs = pointsOf(record(run['epochs']));
   const shown = new Set(curves.filter(({ series }) => series >= TREND).map(({ replica }) => replica));
   return {
     head: { title: text(run['title']), run: text(run['run']), tasks, total: whole(run['total']), charts, series: [...names.keys()] },
     progress: {
       state: text(run['state']) || 'unknown',
       step: whole(run['step']),
+      epoch: whole(run['epoch']),
       unit: text(run['unit']) || 'steps',
       training_seconds: finite(run['seconds']),
       elapsed: finite(run['elapsed']),
@@ -62,7 +64,7 @@ export function readRun(data: unknown): RunBundle {
       input: run['input'] ?? null,
       per_replica: Object.fromEntries([...shown].map(replica => [replica, cardOf(replicas[replica])]))
     },
-    curves: [...curves, ...trendStandIns(curves), ...(clock.steps.length ? [{ replica: MEAN, series: CLOCK, ...clock }] : [])],
+    curves: [...curves, ...trendStandIns(curves), ...standing(CLOCK, clock), ...standing(EPOCHS, epochs)],
     marks: list(run['marks'], MOST_MARKS).flatMap(markOf),
     gpus: run['gpus'] ?? [],
     pictures: run['pictures'] ?? [],
@@ -97,7 +99,12 @@ function planOf(value: unknown, numberOf: (name: string) => number): ChartSpec[]
 function markOf(value: unknown): Annotation[] {
   const mark = record(value);
   const step = whole(mark['step']);
-  return step === null ? [] : [{ step, kind: text(mark['kind']), text: text(mark['text']) }];
+  return step === null ? [] : [{ step, kind: text(mark['kind']), text: text(mark['text']), epoch: whole(mark['epoch']), time: finite(mark['time']) }];
+}
+
+/** What the page holds beside the curves, if there is any. */
+function standing(series: number, points: { steps: number[]; values: number[] }): CurveSegment[] {
+  return points.steps.length ? [{ replica: MEAN, series, ...points }] : [];
 }
 
 /** A curve of a series that has a chart. */

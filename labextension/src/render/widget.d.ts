@@ -25,6 +25,8 @@ declare module '@widget/comm/frames.js' {
   export const MEAN: number;
   /** In place of a series: the values are seconds since the first step. */
   export const CLOCK: number;
+  /** In place of a series: the values are the numbers of the epochs that begin after the steps. */
+  export const EPOCHS: number;
   /** Added to a series: the values are means of neighbouring points. */
   export const TREND: number;
   /** Consecutive points of one curve. */
@@ -42,6 +44,9 @@ declare module '@widget/chart/annotations.js' {
     step: number;
     kind: string;
     text: string;
+    epoch?: number | null;
+    /** In seconds since 1970. */
+    time?: number | null;
   }
 }
 
@@ -66,6 +71,7 @@ declare module '@widget/run/view.js' {
   export interface Progress {
     state: string;
     step: number | null;
+    epoch?: number | null;
     total?: number | null;
     unit: string;
     /** Without the start and pauses, of a run that is over. */

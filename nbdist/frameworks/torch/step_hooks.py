@@ -129,7 +129,7 @@ class TorchOptimizers:
     def _show_rate(self, optimizer: Optimizer) -> None:
         if all(one is optimizer for one in list(self._factors)[:1]):
             rate = optimizer.param_groups[0].get("lr")
-            self._context.progress.set_rate(rate if isinstance(rate, float) else None)
+            self._context.set_rate(rate if isinstance(rate, float) else None)
 
     def set_learning_rate(self, rate: float) -> None:
         """Multiply the rates of all parameter groups such that the first becomes ``rate``."""
@@ -148,7 +148,7 @@ class TorchOptimizers:
                     group["lr"] = rate if group is first else group["lr"] * factor
                 else:
                     group["lr"].mul_(factor)
-        self._context.progress.set_rate(rate)
+        self._context.set_rate(rate, "user")
 
     def _trained(self) -> list[TorchModule]:
         return modules_trained_by(list(self._factors))

@@ -24,6 +24,7 @@ from nbdist.lab.readers.run_record import (
     parse_progress,
 )
 from nbdist.lab.readers.runs import Item, Runs
+from nbdist.metrics.run_events import read_events
 from nbdist.metrics.run_folder import LONGEST
 from nbdist.metrics.store import RunStore, training_seconds
 from nbdist.run.devices import ReplicaDevice, device_warning, trained_on
@@ -32,17 +33,17 @@ from nbdist.run.record import ACTIVE, RunRecord
 from nbdist.ui.flags import DISTRIBUTE_FLAGS
 from nbdist.ui.formatting import jsonable, shorten
 from nbdist.ui.frozen.run import run_data, run_output
-from nbdist.ui.frozen.summary import Summary
+from nbdist.ui.frozen.summary import Summary, marks_of
 from nbdist.ui.gpus import gpus_over_time
 from nbdist.ui.input_pipeline import input_shown
 from nbdist.ui.transcript import Transcript
-from nbdist.ui.widgets.run_feed import Available, Chart, chosen, plan_charts
+from nbdist.ui.widgets.run_feed import Available, Chart, chosen, epochs_of, plan_charts
 
 LIMIT = 200_000  # bytes of a bundle; larger than in a notebook, because it is not saved
 LONGEST_CODE = 200_000
 LONGEST_OUTPUT = 20_000  # bytes at the end of each task's output
 MOST_OUTPUTS = 16  # tasks
-BUNDLED = re.compile(r"(metrics-|progress-|run\.json)[^/]*$")  # the files that a bundle depends on
+BUNDLED = re.compile(r"(metrics-|progress-|events|run\.json)[^/]*$")  # the files that a bundle depends on
 
 
 def run_details(run_id: str, runs: Runs | None = None) -> dict[str, Any]:
@@ -189,11 +190,13 @@ def summary_of(
         state=item["status"],
         tasks=workers or list(record.task_names),
         step=item["step"],
+        epoch=last_epoch(store),
         seconds=seconds or None,
         elapsed=None if end is None else max(0.0, end - item["created"] - item["paused"]),
         steps_per_second=rate,
         unit="steps" if alone else "updates",
         metrics={name: float(value) for name, value in finals.items()},
+        marks=marks_of(read_events(Path(item["folder"]))),
         remarks=[
             *([f"continues run {record.resumed_from}"] if record.resumed_from else []),
             *more,
@@ -208,6 +211,12 @@ def summary_of(
         input=input_shown(dict(enumerate(mapping(one.get("input")) for one in written)), workers),
         gpus=gpus_over_time(store, {i: one.known_gpu for i, one in enumerate(devices)}),
     )
+
+
+def last_epoch(store: RunStore) -> int | None:
+    """Return the epoch that has begun last; None of a loop without epochs."""
+    found = epochs_of(store)
+    return None if found is None else int(found[1][-1])
 
 
 def progress_files(folder: Path, record: RunRecord) -> list[bytes]:

@@ -34,6 +34,7 @@ from nbdist.checkpoint.manager import KEPT, STATE_FILE, state_files
 from nbdist.errors import NbdistError, NotFoundError, ResourceExhaustedError, StorageError
 from nbdist.metrics.event_file import make_private
 from nbdist.metrics.log import open_new, write_whole
+from nbdist.metrics.run_events import OF_CLIENT
 from nbdist.metrics.run_folder import write_whole_file
 from nbdist.run.files.place import RESUMED, RunPlace, sent_name
 from nbdist.run.files.store import COPY, Entry, LocalFiles, RemoteFiles, RunFiles, copy, entries_of, send
@@ -46,7 +47,10 @@ INTERVAL = 0.5  # seconds between two looks at the hosts
 CALL_SECONDS, DOUBT_SECONDS = 3.0, 1.0  # for an answer; of a task that did not give the last one
 GIVE_UP_SECONDS = 10.0  # without progress, after the end of a run
 LOCK, COPIES = "mirror.lock", ".copies.json"
-OWN = {"run.json", "labels.json", "body.bin", "body.txt", "owner.lock", "sweep.log", "sweep.json", LOCK}
+OWN = {
+    "run.json", "labels.json", "body.bin", "body.txt", "owner.lock", "sweep.log", "sweep.json", OF_CLIENT,
+    LOCK,
+}  # fmt: skip
 """The client's own files, which no task writes."""
 
 

@@ -46,7 +46,9 @@ MOST_BYTES = 1 << 44  # of a file
 HELD_SECONDS = 60.0  # for which a file stays open that is being copied, though it has lost its name
 COPY = ".copy"
 """The end of the hidden name of a file that is being copied."""
-GROWS = re.compile(r"(.*/)?(metrics-\d{1,9}(\.\d{1,9})?\.log|output-\d{1,9}\.log|[^/]*\.tfevents\.[^/]*)")
+GROWS = re.compile(
+    r"(.*/)?((metrics|events)-\d{1,9}(\.\d{1,9})?\.log|output-\d{1,9}\.log|[^/]*\.tfevents\.[^/]*)"
+)
 """The names of files that their writers only append to; others are replaced as a whole."""
 
 

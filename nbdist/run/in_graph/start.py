@@ -22,6 +22,7 @@ from nbdist.graph.scopes import Graph
 from nbdist.graph.tensor import default_graph
 from nbdist.metrics.event_file import events_folder
 from nbdist.metrics.log import Batch
+from nbdist.metrics.run_events import EventLog, events_path
 from nbdist.run.in_graph.thread import BodyThread, Gate, printing_here
 from nbdist.run.in_graph.towers import Towers
 from nbdist.run.task.agent import Agent
@@ -103,9 +104,9 @@ class ActiveTowerRun(ActiveRun):
         super().__init__(run, context, towers.first, output)
         self.towers = towers
 
-    def replicas(self) -> list[tuple[int, dict[str, Any], Batch | None]]:
+    def replicas(self, ended: bool = False) -> list[tuple[int, dict[str, Any], Batch | None]]:
         """Return (replica, progress, new points) of each tower."""
-        return self.towers.replicas()
+        return self.towers.replicas(ended)
 
     def troubles(self, ended: bool) -> list[str]:
         """Return what the disk has refused so far, of all towers, and at the end losses."""
@@ -124,6 +125,7 @@ class ActiveTowerRun(ActiveRun):
         if self.context.summaries is not None:
             self.context.summaries.close()
         self.towers.close()
+        self.close_events()
         self.output.finish()
 
 
@@ -135,7 +137,8 @@ def _live(
     servers: Sequence[TaskInfo],
 ) -> ActiveTowerRun:
     folder = spec.place.folder()
-    context = make_context(spec, folder, client, client.agent.control(spec.run))
+    recorded = EventLog(events_path(folder, 0))
+    context = make_context(spec, folder, client, client.agent.control(spec.run), events=recorded)
     events = [events_folder(folder, info.name) if spec.options.tensorboard else None for info in towers]
     reported = Towers(
         folder,

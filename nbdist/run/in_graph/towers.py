@@ -11,6 +11,7 @@ is spread over several workers goes by the number of its first one.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,6 +23,7 @@ from nbdist.machine import count_cores
 from nbdist.metrics.log import Batch, log_path
 from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.timeline import Span, covered
+from nbdist.run.task.training_series import TrainingSeries
 from nbdist.train.context import Context, Progress
 from nbdist.train.step_timing import StepLog
 
@@ -105,12 +107,14 @@ class Towers:
         progress.examples += examples
         progress.spent["compute"] += seconds * tower.share
 
-    def replicas(self) -> list[tuple[int, dict[str, Any], Batch | None]]:
-        """Return (replica, progress, new points) of every tower."""
-        return [
-            (i, {**asdict(self._progress(tower)), **self._device(i)}, tower.recorder.flush())
-            for i, tower in enumerate(self._towers)
-        ]
+    def replicas(self, ended: bool = False) -> list[tuple[int, dict[str, Any], Batch | None]]:
+        """Return (replica, progress, new points) of every tower; ``ended``: for the last time."""
+        found, now = [], time.monotonic()
+        for i, tower in enumerate(self._towers):
+            progress = self._progress(tower)
+            tower.series.sample(tower.context or self.main, progress, now, ended)
+            found.append((i, {**asdict(progress), **self._device(i)}, tower.recorder.flush()))
+        return found
 
     def _device(self, i: int) -> dict[str, Any]:
         """Return where the ops of a tower run, once it trains: each op runs where it is placed, or fails."""
@@ -200,6 +204,7 @@ def shares(spans: Sequence[Span], tasks: Sequence[str]) -> list[float]:
 @dataclass
 class _Tower:
     recorder: Recorder
+    series: TrainingSeries = field(init=False)
     progress: Progress = field(default_factory=Progress)
     context: Context | None = None
     last_epoch: dict[str, float] = field(default_factory=dict)
@@ -208,6 +213,9 @@ class _Tower:
     _shares: deque[float] = field(default_factory=lambda: deque(maxlen=JUDGED))
     _sums: dict[str, float] = field(default_factory=dict)
     _count: int = 0
+
+    def __post_init__(self) -> None:
+        self.series = TrainingSeries(self.recorder)
 
     def note(self, logs: dict[str, float], examples: int) -> None:
         self._count += examples

@@ -95,6 +95,7 @@ class Losses:
                 followed.events.noted(how)
             elif decision.missing:
                 how, remedy = f"{how}. {decision.missing}", SAVE
+            followed.happened("lost", loss.how, lost.info)
             followed.fail(followed.died(how, remedy), lost)
         elif decision.action is not Action.WAIT:
             if lost in self._members.servers:
@@ -125,6 +126,7 @@ class Losses:
         self._servers.begin(replace_server(followed.cluster, info, how, loss.found, number, self._prepare))
         followed.events.printed(info.name, f"{how}; it is replaced\n")
         followed.tally.lose_server(info.name)
+        followed.happened("lost", how, info)
 
     def _take_server(self, one: Replaced) -> None:
         """Use the new process of a parameter server."""
@@ -163,6 +165,7 @@ class Losses:
     def _note_replaced(self, one: Replaced) -> None:
         self._followed.note(one.new.name, f"{one.how}; {one.text}")
         self._followed.tally.replace_server(f"{one.old.name} was {one.text}")
+        self._followed.happened("replaced", f"{one.old.name} was {one.text}", one.old)
 
     # What the owner of the run does, where this client is not the owner.
 

@@ -65,6 +65,7 @@ class WorkerChanges:
         if member.need is Need.NONE:
             member.expect_nothing()
         self._tally.lose(self._members.number(member), time.monotonic())
+        followed.happened("lost", loss.how, member.info)
         why, remaining = self._replace(member, loss, decision), self._members.here
         too_few = decision.by_session and self._members.needed_by_sessions > len(remaining)
         if remaining and (member.need is Need.IN_STEP or too_few):
@@ -166,6 +167,8 @@ class WorkerChanges:
         most = "" if self.recovery is None else f" of {self.recovery.budget.most}"
         note = f"{old.name} ({processes}): it was {restart.text} (restart {restart.number}{most})"
         self._followed.note(old.name, note)
+        kind = "lost" if restart.problem else "replaced"
+        self._followed.happened(kind, f"{old.name} was {restart.text}", old)
 
     # New processes, of lost workers and of added ones.
 
@@ -310,6 +313,8 @@ class WorkerChanges:
 
     def _note_resize(self, resize: Resize) -> None:
         """Print what became of a change, and keep it for the end of the run and in its record."""
-        was = "it was " if resize.grown else "it "
-        self._followed.note(resize.new.name, f"{resize.new.name} (pid {resize.new.pid}): {was}{resize.text}")
-        self._followed.events.resized(resize)
+        followed, name, was = self._followed, resize.new.name, "was " if resize.grown else ""
+        followed.note(name, f"{name} (pid {resize.new.pid}): it {was}{resize.text}")
+        joined = resize.grown and not resize.problem
+        followed.happened("joined" if joined else "left", f"{name} {was}{resize.text}", resize.new)
+        followed.events.resized(resize)

@@ -44,6 +44,7 @@ from nbdist.graph.gpu_errors import GPU_LOST_STATUS, lost_gpu
 from nbdist.metrics.event_file import events_folder
 from nbdist.metrics.log import log_path
 from nbdist.metrics.recorder import Recorder
+from nbdist.metrics.run_events import EventLog, events_path
 from nbdist.metrics.run_folder import duration
 from nbdist.nn import Model
 from nbdist.run.files.place import RunPlace
@@ -306,6 +307,7 @@ def opened(
             synchronous=bool(options.synchronous), awaits=spec.awaits, prefix=here.prefix,
         ),
         recorder=recorder,
+        events=EventLog(events_path(folder, task.rank), recorder.say),
         serve=DataReader(task, spec.run, control.check, options.transport, spec.connection or {}).served
         if options.data == "service"
         else None,
@@ -361,10 +363,13 @@ def make_context(
         # Such a body trains by calls of its own, between which nothing looks for a stop.
         "ends_in_log": options.framework is not None,
     }
-    return contexts.Context(
+    context = contexts.Context(
         run=spec.run, device=task.device, options=options, seed=options.seed, quiet=True,
         control=control, **{**common, **own},
     )  # fmt: skip
+    if states is not None:
+        states.written = context.note_state
+    return context
 
 
 class OtherReplicas:

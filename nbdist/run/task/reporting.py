@@ -13,6 +13,7 @@ import io
 import os
 import sys
 import threading
+import time
 from base64 import b64encode
 from collections import deque
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.run.control import progress_message
 from nbdist.run.progress_file import ProgressFile, progress_path
+from nbdist.run.task.training_series import TrainingSeries
 from nbdist.train.context import Context, left_behind
 from nbdist.wire.rpc.frame import Frame, encode
 
@@ -52,6 +54,7 @@ class ActiveRun:
         self._progress: dict[int, ProgressFile] = {}
         self._shown_troubles: list[str] = []
         self._sampler: GpuSampler | None = None
+        self._series = TrainingSeries(recorder)
 
     def start_gpu_sampler(self, device: str) -> None:
         """Measure the GPU of this task until `stop_gpu_sampler`: for the view and, in a training, its log."""
@@ -73,8 +76,9 @@ class ActiveRun:
         if progress.trainings or progress.sessions or recorder.names:  # a plain cell leaves no metrics
             recorder.add(recorder.series(series), progress.step, value)
 
-    def replicas(self) -> list[tuple[int, dict[str, Any], Batch | None]]:
+    def replicas(self, ended: bool = False) -> list[tuple[int, dict[str, Any], Batch | None]]:
         """Return (replica, progress, new points) of each replica that this body trains."""
+        self._series.sample(self.context, self.context.progress, time.monotonic(), ended)
         return [(self.recorder.replica, progress_message(self.context), self.recorder.flush())]
 
     def troubles(self, ended: bool) -> list[str]:
@@ -102,7 +106,9 @@ class ActiveRun:
         for picture in self.context.summaries.take() if self.context.summaries is not None else ():
             meta = {"run": self.run, "rank": rank, "tag": picture.tag, "kind": picture.kind}
             yield Frame("run.summary", {**meta, "step": picture.step}, picture.arrays)
-        replicas = self.replicas()
+        replicas = self.replicas(ended)
+        if self.context.events is not None:
+            self.context.events.flush()
         for trouble in self.troubles(ended):
             if trouble not in self._shown_troubles:  # clients have to know that the logs are incomplete
                 self._shown_troubles.append(trouble)
@@ -173,7 +179,13 @@ class ActiveRun:
         if self.context.summaries is not None:
             self.context.summaries.close()
         self.recorder.close()
+        self.close_events()
         self.output.finish()
+
+    def close_events(self) -> None:
+        """Write the last events of the run."""
+        if self.context.events is not None:
+            self.context.events.close()
 
 
 WAITING_LIMIT = 1 << 20  # characters that may wait for the next flush

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from html import escape
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -31,7 +30,6 @@ from nbdist.run.progress import (
     ABSENT,
     LEFT,
     LOST,
-    PAUSED,
     RESTARTING,
     SILENT,
     ReplicaStanding,
@@ -43,16 +41,14 @@ from nbdist.run.run import Run
 from nbdist.run.task.reporting import Displayed
 from nbdist.runtime.task import TaskInfo
 from nbdist.text import clip, measured, rate
-from nbdist.train.context import MOST_RATES
 from nbdist.ui.ansi import plain
 from nbdist.ui.frozen.render import text
 from nbdist.ui.frozen.run import ALONE, frozen
 from nbdist.ui.frozen.summary import (
-    Mark,
-    MarkKind,
     Part,
     Summary,
     last_and_best,
+    marks_of,
     number,
     of_last_epoch,
     short_task,
@@ -253,7 +249,7 @@ class LiveDisplay:
 # The live display of a run.
 
 SHORT = 0.1  # seconds; a shorter run has no live view, which would cost more than the cell itself
-MOST_MARKS = 100  # of a run
+EVENTS_EVERY = 0.5  # seconds between two looks at the run's events
 GPUS_EVERY = 1.0  # seconds between two updates of the GPUs' curves
 PICTURES_EVERY = 1.0  # and of the histograms and images
 INPUT_EVERY = 1.0  # and of the input pipeline
@@ -266,7 +262,7 @@ class RunView:
     def __init__(self, run: Run, *, display: bool = True, raises: bool = False) -> None:
         self._run, self._raises = run, raises  # whether the cell raises the run's error below the view
         self._tasks = run.tasks
-        self._marks = Marks()
+        self._events_due = float("-inf")
         self._gpus: list[object] = []  # the samples of the GPUs that the view has
         self._gpus_due = self._pictures_due = self._input_due = float("-inf")
         self._pictures = 0  # the version of the summaries' pictures that the view has
@@ -301,10 +297,12 @@ class RunView:
     def progress(self, standing: Standing) -> None:
         """Update the view with the run's progress."""
         self._display.set_tasks(self._tasks)
-        if self._marks.see(standing, self._tasks, time.monotonic()):
-            self._display.put("marks", self._marks.all())
-        samples: list[object] = [replica.gpu for replica in standing.replicas]
         now = time.monotonic()
+        if now >= self._events_due:
+            self._events_due = now + EVENTS_EVERY
+            if self._run.event_reader.poll():
+                self._display.put("marks", marks_of(self._run.event_reader.events))
+        samples: list[object] = [replica.gpu for replica in standing.replicas]
         if samples != self._gpus and now >= self._gpus_due:  # each task measures at a time of its own
             self._gpus, self._gpus_due = samples, now + GPUS_EVERY
             self._display.put("gpus", gpus_of(self._run, standing))
@@ -377,7 +375,7 @@ class RunView:
         self._display.show_again(self._summary_of(run) if run.over else None)
 
     def _summary_of(self, run: Run) -> Summary:
-        return replace(summary_of(run), marks=self._marks.all(), pictures=entries_of(run.gallery))
+        return replace(summary_of(run), pictures=entries_of(run.gallery))
 
 
 def again(run: Run) -> str:
@@ -487,12 +485,14 @@ def summary_of(run: Run) -> Summary:
         state=run.status,
         tasks=run.tasks,
         step=total if rows and counted else None,
+        epoch=whole.epoch if rows else None,
         seconds=seconds or None if rows else None,
         elapsed=run.standing().elapsed if rows else None,
         steps_per_second=max(0, total - run.tally.resumed_steps) / seconds if seconds and rows else None,
         unit=unit_of(run),
         total=whole.total if rows else None,
         checkpoint=(run.tally.checkpoint or {}).get("path"),
+        marks=marks_of(run.events),
         metrics=metrics,
         logged=logged_values(run),
         error=in_a_line(run.error) if run.error else None,
@@ -669,79 +669,6 @@ def in_a_line(error: NbdistError) -> str:
         where, what = f"{error.ename} on {error.task}", error.evalue
     first = next((line.strip() for line in what.splitlines() if line.strip()), "")
     return clip(f"{where}: {first}" if first else where, 300)
-
-
-class Marks:
-    """Finds the marks of controls and faults of a run by comparing each standing with the previous one.
-
-    Pure: the time is an argument.
-
-    >>> marks, tasks = Marks(), ["/job:worker/task:0"]
-    >>> standing = Standing("paused", 9, None, 0.0, 0.0, None, 0.0, [], rates=((0, 0.1), (8, 0.01)))
-    >>> marks.see(standing, tasks, 1.0), [(mark.step, mark.text) for mark in marks.all()]
-    (True, [(8, 'learning rate 0.1 → 0.01'), (9, 'paused')])
-    """
-
-    def __init__(self) -> None:
-        self._found: list[Mark] = []
-        self._rates: list[Mark] = []
-        self._checkpoint: int | None = None
-        self._lost: set[int] = set()
-        self._restarts: dict[int, int] = {}
-        self._changes: dict[int, str] = {}
-        self._servers = self._lost_servers = 0
-        self._paused: tuple[int, float] | None = None  # the mark of the current pause, and its start
-
-    def see(self, standing: Standing, tasks: Sequence[str], now: float) -> bool:
-        """Compare with the previous call's standing; return whether the marks changed. ``now`` in seconds."""
-        before = self.all()
-        step = max((replica.step for replica in standing.replicas), default=standing.step)
-        if standing.rates:
-            self._rates = [
-                Mark(at, "rate", f"learning rate {old:.4g} → {new:.4g}")
-                for (_, old), (at, new) in pairwise(standing.rates)
-                if new != old
-            ]
-        if standing.state == PAUSED and self._paused is None:
-            self._paused = len(self._found), now
-            self._add(step, "pause", "paused")
-        elif standing.state != PAUSED and self._paused is not None:
-            place, since = self._paused
-            self._paused = None
-            if place < len(self._found):
-                self._found[place] = replace(self._found[place], text=f"paused for {duration(now - since)}")
-        saved = standing.checkpoint
-        if saved is not None and saved["number"] != self._checkpoint:
-            self._checkpoint = saved["number"]
-            if not saved.get("error"):
-                self._add(step, "checkpoint", f"checkpoint at step {saved['step']:,}")
-        for i, replica in enumerate(standing.replicas):
-            if replica.state == LOST and i not in self._lost:
-                self._lost.add(i)
-                self._add(step, "lost", f"{short_task(tasks[i])} lost")
-            elif replica.state not in ABSENT:
-                self._lost.discard(i)
-            if replica.restarts > self._restarts.get(i, 0):
-                self._restarts[i] = replica.restarts
-                self._add(step, "restart", f"{short_task(tasks[i])} {replica.restart}")
-            if replica.change and replica.change != self._changes.get(i):
-                self._changes[i] = replica.change
-                self._add(step, "restart", f"{short_task(tasks[i])} {replica.change}")
-        for name in standing.lost_servers[self._lost_servers :]:
-            self._add(step, "lost", f"{short_task(name)} lost")
-        for said in standing.servers[self._servers :]:
-            self._add(step, "restart", with_short_tasks(said).replace(" was ", " ", 1))
-        self._servers, self._lost_servers = len(standing.servers), len(standing.lost_servers)
-        return before != self.all()
-
-    def all(self) -> list[Mark]:
-        """Return the marks by step, without the rates if there are as many as a schedule makes."""
-        rates = self._rates if len(self._rates) <= MOST_RATES else []
-        return sorted([*rates, *self._found], key=lambda mark: mark.step)
-
-    def _add(self, step: int, kind: MarkKind, text: str) -> None:
-        if len(self._found) < MOST_MARKS:
-            self._found.append(Mark(step, kind, text))
 
 
 # ``run.show()``: another live view, in the calling cell.

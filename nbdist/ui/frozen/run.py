@@ -18,6 +18,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from numpy.typing import NDArray
+
 from nbdist.metrics.store import RunStore
 from nbdist.text import clip
 from nbdist.ui.formatting import Room, first_of, jsonable, well_formed
@@ -26,7 +28,7 @@ from nbdist.ui.frozen.run_figure import columns_of, picture
 from nbdist.ui.frozen.summary import Summary, axis_words, is_plain
 from nbdist.ui.gpus import fewer_points
 from nbdist.ui.pictures import SAVED_LIMIT, fewer, size
-from nbdist.ui.widgets.run_feed import Chart, clock_of, course, plan_charts
+from nbdist.ui.widgets.run_feed import Chart, clock_of, course, epochs_of, plan_charts
 
 RUN = "application/vnd.nbdist.run+json"
 # Bytes in a notebook file. A picture is stored twice, in base64; HTML and text each take their limits. The
@@ -44,7 +46,7 @@ def frozen(store: RunStore, summary: Summary, wanted: Sequence[str] | None = Non
     png = None
     if charts:
         png = picture(
-            store, charts, summary.tasks, limit=PICTURE_LIMIT, axis=axis, marks=summary.marks[:MOST_MARKS],
+            store, charts, summary.tasks, limit=PICTURE_LIMIT, axis=axis, marks=summary.marks,
             ended_replicas=summary.ended_replicas,
         )  # fmt: skip
     return run_output(store, charts, summary, png)
@@ -68,9 +70,10 @@ def run_output(
 # The data of a frozen output, from which a page redraws it: `application/vnd.nbdist.run+json`.
 #
 #     {"version": 1, "run": "...", "title": "...", "state": "finished", "tasks": [...], "step": 500,
-#      "unit": "steps", "seconds": 3.2, "elapsed": 9.5, "steps_per_second": 156.0, "total": 500,
+#      "epoch": 2, "unit": "steps", "seconds": 3.2, "elapsed": 9.5, "steps_per_second": 156.0, "total": 500,
 #      "checkpoint": null,
-#      "marks": [{"step": 120, "kind": "rate", "text": "learning rate 0.1 → 0.01"}],
+#      "marks": [{"time": 1.7e9, "step": 120, "kind": "rate", "text": "learning rate 0.1 → 0.01", "epoch": 3,
+#                 "rank": 0}],
 #      "remarks": ["worker 1 was lost"], "metrics": {"loss": 0.12},
 #      "charts": [{"title": "loss", "train": "loss", "validation": "val_loss"}],
 #      "trained_on": "2 workers on CPU (8 cores)", "warning": "",
@@ -82,6 +85,7 @@ def run_output(
 #      "series": [{"name": "loss", "replica": "mean", "kind": "trend", "steps": "0 10", "values": "2.3 nan"},
 #                 {"name": "loss", "replica": 0, "kind": "points", "steps": "0 1", "values": "2.31 2.4"}],
 #      "clock": {"steps": "0 250 500", "values": "0 1.6 3.2"},
+#      "epochs": {"steps": "0 250", "values": "1 2"},   the epoch that begins after a step
 #      "replicas": [{"state": "finished", "step": 500, "host": "b"}],   host: of a run on several
 #      "left_out": 0}
 #
@@ -100,7 +104,6 @@ LIMITS = (
 MOST_METRICS = 40
 MOST_TASKS = 64
 MOST_REPLICAS = 16
-MOST_MARKS = 100
 
 
 def run_data(store: RunStore, charts: Sequence[Chart], summary: Summary, limit: int) -> dict[str, Any]:
@@ -113,13 +116,14 @@ def run_data(store: RunStore, charts: Sequence[Chart], summary: Summary, limit: 
         "state": clip(summary.state),
         "tasks": [clip(task) for task in summary.tasks[:MOST_TASKS]],
         "step": jsonable(summary.step),
+        "epoch": jsonable(summary.epoch),
         "unit": clip(summary.unit),
         "seconds": jsonable(summary.seconds),
         "elapsed": jsonable(summary.elapsed),
         "steps_per_second": jsonable(summary.steps_per_second),
         "total": jsonable(summary.total),
         "checkpoint": summary.checkpoint and clip(summary.checkpoint, 1000),
-        "marks": [{**asdict(mark), "text": clip(mark.text)} for mark in summary.marks[:MOST_MARKS]],
+        "marks": [{**asdict(mark), "text": clip(mark.text)} for mark in summary.marks],
         "remarks": [clip(remark) for remark in summary.remarks],
         "trained_on": clip(summary.trained_on, 600),
         "warning": clip(summary.warning, 600),
@@ -136,7 +140,8 @@ def run_data(store: RunStore, charts: Sequence[Chart], summary: Summary, limit: 
             for chart in charts
         ],
         "series": [],
-        "clock": clock(store, charts, summary.ended_replicas),
+        "clock": as_text(clock_of(store, charts[0].names[0], summary.ended_replicas)) if charts else None,
+        "epochs": as_text(epochs_of(store)),
         "replicas": [jsonable(one) for one in summary.replicas[:MOST_TASKS]],
         "left_out": 0,
     }
@@ -151,13 +156,12 @@ def run_data(store: RunStore, charts: Sequence[Chart], summary: Summary, limit: 
     return {**data, "series": series, "left_out": whole - len(series)}
 
 
-def clock(store: RunStore, charts: Sequence[Chart], ended: Collection[int]) -> dict[str, str] | None:
-    """Return the times of some steps as text; None without points."""
-    name = next((name for chart in charts for name in chart.names), None)
-    if name is None or (found := clock_of(store, name, ended)) is None:
+def as_text(points: tuple[NDArray[Any], NDArray[Any]] | None) -> dict[str, str] | None:
+    """Return some steps with a value each as text; None without points."""
+    if points is None:
         return None
-    steps, seconds = found
-    return {"steps": " ".join(map(str, steps.tolist())), "values": " ".join(f"{one:.6g}" for one in seconds)}
+    steps, values = points
+    return {"steps": " ".join(map(str, steps.tolist())), "values": " ".join(f"{one:.6g}" for one in values)}
 
 
 def curves(

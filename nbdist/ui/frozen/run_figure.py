@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nbdist.metrics.run_events import Event
 from nbdist.text import clip
-from nbdist.ui.frozen.summary import Mark, short_task
+from nbdist.ui.frozen.summary import short_task
 from nbdist.ui.widgets.run_feed import Chart, course
 
 if TYPE_CHECKING:
@@ -24,7 +25,14 @@ if TYPE_CHECKING:
 
 SHARPEST, COARSEST = 200, 40  # dots per inch
 COLUMN_WIDTH, ROW_HEIGHT = 4.6, 2.9  # inches
-MARKERS = {"rate": "D", "pause": "s", "checkpoint": "v", "lost": "x", "restart": "^"}
+MARKERS = {
+    "lost": "x", "replaced": "^", "joined": "+", "left": "_", "rate": "D", "pause": "s", "resume": ">",
+    "checkpoint": "v", "schedule": "D", "state": "v",
+}  # fmt: skip
+"""The marker of each kind of event, the most important first."""
+HOLLOW = ("schedule", "state")
+IMPORTANT = list(MARKERS)
+NEAR = 0.012  # of the axis, within which marks would stand on each other
 LARGEST = 1e100  # Matplotlib's axes fail beyond it; such values are gaps, like non-finite ones
 
 
@@ -34,7 +42,7 @@ def picture(
     tasks: Sequence[str],
     limit: int,
     axis: str = "steps",
-    marks: Sequence[Mark] = (),
+    marks: Sequence[Event] = (),
     ended_replicas: Collection[int] = (),
 ) -> bytes:
     """Return a PNG of at most ``limit`` bytes, with the highest resolution that fits.
@@ -55,7 +63,7 @@ def draw(
     charts: Sequence[Chart],
     tasks: Sequence[str],
     axis: str = "steps",
-    marks: Sequence[Mark] = (),
+    marks: Sequence[Event] = (),
     ended_replicas: Collection[int] = (),
 ) -> Figure:
     """Return the figure: axes for each chart with its ``marks``, and one legend.
@@ -110,13 +118,22 @@ def frame(axes: Axes, title: str) -> None:
     axes.tick_params(length=0, labelsize=8, labelcolor=MUTED)
 
 
-def draw_marks(axes: Axes, marks: Sequence[Mark]) -> None:
-    """Draw a vertical line for each mark, with its sign at the top; a text below explains it."""
-    for mark in marks:
+def draw_marks(axes: Axes, marks: Sequence[Event]) -> None:
+    """Draw a vertical line for each mark, with its sign at the top; a text below explains it.
+
+    Of marks that would stand on each other, one of the most important kind is drawn.
+    """
+    low, high = axes.get_xlim()
+    drawn: list[Event] = []
+    for mark in sorted(marks, key=lambda mark: IMPORTANT.index(mark.kind)):
+        if all(abs(mark.step - other.step) >= NEAR * (high - low) for other in drawn):
+            drawn.append(mark)
+    for mark in drawn:
         axes.axvline(mark.step, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), label="_mark", zorder=1)
         axes.plot(
             [mark.step], [0.98], marker=MARKERS[mark.kind], markersize=4.5, color=MUTED, linestyle="none",
             transform=axes.get_xaxis_transform(), label="_mark", clip_on=False,
+            markerfacecolor=PAPER if mark.kind in HOLLOW else MUTED,
         )  # fmt: skip
 
 

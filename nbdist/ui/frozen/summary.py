@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from nbdist.metrics.run_events import Event, thinned
 from nbdist.metrics.run_folder import duration
 from nbdist.numbers import is_whole
 from nbdist.text import rate
 
-MarkKind = Literal["rate", "pause", "checkpoint", "lost", "restart"]
 Part = Literal["marks", "gpus", "pictures"]  # what is shown beside the curves
-
-
-@dataclass(frozen=True)
-class Mark:
-    """An event of a run (a control or a fault) at a step of the curves' x axis."""
-
-    step: int
-    kind: MarkKind
-    text: str
+MOST_MARKS = 100  # of a run that are shown; run.events has all
 
 
 @dataclass(frozen=True)
@@ -36,13 +28,14 @@ class Summary:
     state: str  # "finished", "stopped" or "failed"
     tasks: Sequence[str]  # in replica order
     step: int | None = None
+    epoch: int | None = None  # of a ``fit``, the last one that has begun
     seconds: float | None = None  # of training, without the start (imports, building the model) and pauses
     elapsed: float | None = None  # of the whole run, without pauses
     steps_per_second: float | None = None
     unit: str = "steps"  # the unit of ``step``: "updates" if each replica makes its own
     total: int | None = None  # the planned number of steps, if known
     checkpoint: str | None = None  # path of the last one
-    marks: Sequence[Mark] = ()  # events at steps of the curves
+    marks: Sequence[Event] = ()  # events of the run, at steps of the curves (see `marks_of`)
     metrics: Mapping[str, float] = field(default_factory=dict)  # final values
     logged: Mapping[str, float] = field(default_factory=dict)  # last and best of other series, by label
     outputs: Mapping[str, str] = field(default_factory=dict)  # task -> printed text
@@ -60,7 +53,11 @@ class Summary:
     pictures: Sequence[dict[str, Any]] = ()  # of its summaries (see nbdist.ui.pictures)
 
 
-SIGNS: Mapping[MarkKind, str] = {"rate": "◆", "pause": "■", "checkpoint": "▼", "lost": "✕", "restart": "▲"}
+SIGNS: Mapping[str, str] = {
+    "rate": "◆", "schedule": "◇", "pause": "■", "resume": "▶", "checkpoint": "▼", "state": "▽",
+    "lost": "✕", "replaced": "▲", "joined": "+", "left": "-",
+}  # fmt: skip
+"""The sign of each kind of event."""
 GLYPHS = {"finished": "✓", "stopped": "■", "failed": "✕"}
 
 
@@ -71,6 +68,8 @@ def headline(summary: Summary) -> str:
     '✓ finished · 1,200 steps · 3.2 s of training · 374 steps/s'
     """
     parts = [f"{GLYPHS.get(summary.state, '')} {summary.state}".strip()]
+    if summary.epoch is not None:
+        parts.append(f"{summary.epoch:,} {'epoch' if summary.epoch == 1 else 'epochs'}")
     if summary.step is not None:
         parts.append(f"{summary.step:,} {summary.unit}")
     if summary.seconds is not None:
@@ -119,14 +118,27 @@ def is_plain(summary: Summary) -> bool:
     return summary.step is None and not summary.rows and summary.state == "finished" and not summary.remarks
 
 
+def marks_of(events: Sequence[Event]) -> list[Event]:
+    """Return the events that are marked on the curves, with short names of the tasks in their texts.
+
+    >>> marks_of([Event(0.0, 7, "lost", "/job:worker/task:1 died", 2, 1)])[0].text
+    'worker 1 died'
+    """
+    return [replace(one, text=with_short_tasks(one.text)) for one in thinned(events, MOST_MARKS)]
+
+
 def marks_line(summary: Summary) -> str:
     """Return the marks of the curves as text.
 
-    >>> marks = [Mark(1200, "rate", "learning rate 0.1 → 0.01"), Mark(1300, "lost", "worker 1 lost")]
+    >>> marks = [Event(0.0, 1200, "rate", "learning rate 0.1 → 0.01", 3), Event(1.0, 1300, "lost", "gone")]
     >>> marks_line(Summary("r1", "mnist", "finished", [], marks=marks))
-    '◆ 1,200 learning rate 0.1 → 0.01 · ✕ 1,300 worker 1 lost'
+    '◆ 1,200 (epoch 3) learning rate 0.1 → 0.01 · ✕ 1,300 gone'
     """
-    return " · ".join(f"{SIGNS[mark.kind]} {mark.step:,} {mark.text}" for mark in summary.marks)
+    epochs = ["" if mark.epoch is None else f" (epoch {mark.epoch:,})" for mark in summary.marks]
+    return " · ".join(
+        f"{SIGNS[mark.kind]} {mark.step:,}{epoch} {mark.text}"
+        for mark, epoch in zip(summary.marks, epochs, strict=True)
+    )
 
 
 def number(value: object) -> str:

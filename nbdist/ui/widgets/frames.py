@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 RECORD = np.dtype([("replica", "<u2"), ("series", "<u2"), ("step", "<u4"), ("value", "<f4")])
 MEAN = 0xFFFF  # in place of a replica: the mean over all replicas
 CLOCK = 0xFFFF  # in place of a series: the value is the time in seconds since the run began
+EPOCHS = 0xFFFE  # in place of a series: the value is the number of the epoch that begins after the step
 TREND = 0x8000  # added to a series: the record holds a mean of neighbouring points
 
 Records = NDArray[np.void]

@@ -103,7 +103,7 @@ class LiveView(StreamingView):
     def put(self, part: Part, value: Sequence[Any]) -> None:
         """Set what is shown beside the curves.
 
-        ``marks`` on them (`Mark`: events and their steps), the ``gpus`` of the replicas over time (see
+        ``marks`` on them (`Event`: events of the run), the ``gpus`` of the replicas over time (see
         `nbdist.ui.gpus`), or the ``pictures`` of the run's summaries (see `nbdist.ui.pictures`).
         """
         shown = [asdict(mark) for mark in value] if part == "marks" else value

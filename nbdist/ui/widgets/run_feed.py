@@ -14,10 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from nbdist.errors import InvalidArgumentError
 from nbdist.metrics.gpu_usage import GPU_SERIES
+from nbdist.metrics.names import EPOCH, OF_TRAINING
 from nbdist.metrics.series import decimate
 from nbdist.metrics.store import ENTRY, RunStore, by_curve
 from nbdist.text import clip
-from nbdist.ui.widgets.frames import CLOCK, MEAN, TREND, Records, records
+from nbdist.ui.widgets.frames import CLOCK, EPOCHS, MEAN, TREND, Records, records
 
 MOST_POINTS = 2_000  # per curve in the page
 ALL_POINTS = 24_000  # per chart, over all replicas: a browser redraws them ten times a second
@@ -189,6 +190,9 @@ class Feed:
         if self.names and (found := clock_of(self.store, self.names[0], self.lost)) is not None:
             update.replaced.append((MEAN, CLOCK))
             update.parts.append(records(MEAN, CLOCK, *found))
+        if self.names and (epochs := epochs_of(self.store)) is not None:
+            update.replaced.append((MEAN, EPOCHS))
+            update.parts.append(records(MEAN, EPOCHS, *epochs))
         self.spent += time.thread_time() - began
         self.means_due = now + min(max(MEAN_EVERY, self.spent / MEAN_SHARE), MEAN_LATEST)
         self.spent = 0.0
@@ -215,12 +219,31 @@ def clock_of(
     return steps[order], np.maximum.accumulate(times[order]) - times[order[0]]
 
 
+def epochs_of(store: RunStore) -> tuple[NDArray[np.uint32], NDArray[np.float64]] | None:
+    """Return some steps, and the number of the epoch that begins after each; None in loops without epochs.
+
+    They are those of the first replica that has any, and ascend: of a second training the epochs count anew.
+    """
+    if store.number(EPOCH) is None:
+        return None
+    for replica in store.replicas:
+        steps, epochs, _ = store.points(replica, EPOCH, limit=200)
+        if len(steps):
+            last = np.append(np.diff(steps.astype(np.int64)) > 0, True)  # one of several at a step
+            return steps[last], epochs[last]
+    return None
+
+
 # The choice of the charts and their series.
 
 MOST_CHARTS = 6  # drawn at a time; the run's folder and `run.metrics()` have every series
 NOT_CURVES = frozenset(
-    {"staleness", "step_ms", "data_ms", "compute_ms", "exchange_ms", "wait_ms", *GPU_SERIES.values()}
-)
+    {
+        *OF_TRAINING, EPOCH, "staleness", "step_ms", "data_ms", "compute_ms", "exchange_ms", "wait_ms",
+        *GPU_SERIES.values(),
+    }
+)  # fmt: skip
+"""Series without a chart of their own, until a page chooses them."""
 VALIDATION = "val_"
 
 
@@ -268,7 +291,8 @@ def chart_titles(series: Sequence[str]) -> list[str]:
     ['loss', 'mae', 'step_ms']
     """
     titles = dict.fromkeys(name.removeprefix(VALIDATION) or name for name in series)
-    return sorted(titles, key=lambda title: (title != "loss", title != "accuracy", title in NOT_CURVES))
+    order = {title: place for place, title in enumerate(("loss", "accuracy", *OF_TRAINING))}
+    return sorted(titles, key=lambda title: (title in NOT_CURVES, title not in order, order.get(title, 0)))
 
 
 # The charts that a page can choose from, where a run has more series than are drawn.

@@ -1,19 +1,46 @@
-// Annotations of a run's curves (commands and faults): a vertical line, a glyph at its top, and text below the charts.
+// Annotations of a run's curves (its events): a vertical line, a glyph at its top, and text below the charts.
 import { CLOCK, MEAN } from "../comm/frames.js";
 import { make, setText } from "../dom/elements.js";
 import { formatCount } from "../text/format.js";
 import { secondsAt } from "./curves.js";
 
-/** @typedef {{ step: number, kind: string, text: string }} Annotation */
+/** @typedef {{ step: number, kind: string, text: string, epoch?: number | null, time?: number | null }} Annotation `time` in seconds since 1970 */
 
-const GLYPHS = /** @type {Record<string, string>} */ ({ rate: "◆", pause: "■", checkpoint: "▼", lost: "✕", restart: "▲" });
+/** The glyph of each kind, the most important first. "restart": of outputs that were saved before "replaced" and "joined". */
+const GLYPHS = /** @type {Record<string, string>} */ ({
+  lost: "✕", replaced: "▲", restart: "▲", joined: "+", left: "-", rate: "◆", pause: "■", resume: "▶", checkpoint: "▼", schedule: "◇", state: "▽",
+});
+const ORDER = Object.keys(GLYPHS);
 const NEAR = 6; // CSS pixels from a line within which the cursor hits it
+const APART = 9; // CSS pixels between two lines; of those that are nearer one is drawn
+const MOST_READ = 4; // texts beside the cursor
 
 /** The positions of marks on the x axis. @param {Annotation[]} annotations @param {import("./curves.js").Curves} curves @param {boolean} byTime */
 export function annotationPositions(annotations, curves, byTime) {
   const clock = byTime ? curves.get(MEAN, CLOCK) : undefined;
   const steps = annotations.map(({ step }) => step);
-  return clock ? secondsAt(steps, clock) : steps;
+  if (!clock) return steps;
+  const order = steps.map((_, i) => i).sort((a, b) => steps[a] - steps[b]); // events are in the order of time
+  const seconds = secondsAt(order.map((i) => steps[i]), clock);
+  /** @type {number[]} */
+  const xs = [];
+  order.forEach((i, place) => (xs[i] = seconds[place]));
+  return xs;
+}
+
+/**
+ * The marks that are drawn, with their places: of those that would stand on each other the most important one.
+ * @param {Annotation[]} annotations @param {number[]} places in pixels @param {number} apart
+ */
+export function drawnAnnotations(annotations, places, apart) {
+  /** @type {{ kind: string, place: number }[]} */
+  const drawn = [];
+  const rank = (/** @type {{ kind: string }} */ { kind }) => (ORDER.includes(kind) ? ORDER.indexOf(kind) : ORDER.length);
+  const order = annotations.map((one, i) => ({ kind: one.kind, place: places[i] })).sort((a, b) => rank(a) - rank(b));
+  for (const one of order) {
+    if (Number.isFinite(one.place) && drawn.every(({ place }) => Math.abs(place - one.place) >= apart)) drawn.push(one);
+  }
+  return drawn.sort((a, b) => a.place - b.place);
 }
 
 /**
@@ -31,15 +58,15 @@ export function drawAnnotations(canvas, plot, annotations, xs, colours) {
   canvas.font = `${9 * plot.ratio}px sans-serif`;
   canvas.textAlign = "center";
   canvas.textBaseline = "top";
-  annotations.forEach(({ kind }, i) => {
-    const x = Math.round(plot.x(xs[i])) + 0.5;
-    if (!Number.isFinite(x) || x < plot.left || x > plot.left + plot.width) return;
+  const places = xs.map((x) => Math.round(plot.x(x)) + 0.5);
+  const within = places.map((x) => (x < plot.left || x > plot.left + plot.width ? NaN : x));
+  for (const { kind, place } of drawnAnnotations(annotations, within, APART * plot.ratio)) {
     canvas.beginPath();
-    canvas.moveTo(x, plot.top + 11 * plot.ratio);
-    canvas.lineTo(x, plot.top + plot.height);
+    canvas.moveTo(place, plot.top + 11 * plot.ratio);
+    canvas.lineTo(place, plot.top + plot.height);
     canvas.stroke();
-    canvas.fillText(GLYPHS[kind] ?? "◆", x, plot.top);
-  });
+    canvas.fillText(GLYPHS[kind] ?? "◆", place, plot.top);
+  }
   canvas.restore();
 }
 
@@ -48,22 +75,44 @@ export function annotationsAt(annotations, xs, at, perPixel) {
   return annotations.filter((_, i) => Math.abs(xs[i] - at) <= NEAR * perPixel);
 }
 
-/** The list of marks below the charts, with their signs. */
+/** What marks say, in a line. @param {Annotation[]} found */
+export function annotationText(found) {
+  const texts = found.slice(0, MOST_READ).map(({ text }) => text);
+  return (found.length > MOST_READ ? [...texts, `and ${formatCount(found.length - MOST_READ)} more`] : texts).join(", ");
+}
+
+/** The list of marks below the charts, with their signs. Each is a button that moves the cursor of the charts to it. */
 export class AnnotationList {
-  constructor() {
+  /** @param {(step: number) => void} go moves the cursor */
+  constructor(go) {
+    this.go = go;
     this.element = make("ul", { class: "nbd-marks", "aria-label": "Events on the curves" });
     this.element.hidden = true;
+    /** @type {Annotation[]} */
+    this.shown = [];
   }
 
   /** @param {Annotation[]} annotations @param {string} one the word for a step */
   show(annotations, one) {
     const { element } = this;
     element.hidden = annotations.length === 0;
+    this.shown = annotations;
     while (element.children.length > annotations.length) element.lastChild?.remove();
-    annotations.forEach(({ step, kind, text }, i) => {
-      const item = element.children[i] ?? element.appendChild(make("li", {}, make("i", { "aria-hidden": "true" }), make("span")));
-      setText(item.children[0], GLYPHS[kind] ?? "◆");
-      setText(item.children[1], `${one} ${formatCount(step)}: ${text}`);
+    annotations.forEach(({ step, kind, text, epoch, time }, i) => {
+      const item = element.children[i] ?? element.appendChild(make("li", {}, this.button(i)));
+      const [button] = item.children;
+      const within = epoch ? `, epoch ${formatCount(epoch)}` : "";
+      setText(button.children[0], GLYPHS[kind] ?? "◆");
+      setText(button.children[1], `${one} ${formatCount(step)}${within}: ${text}`);
+      const title = time ? new Date(1000 * time).toLocaleString() : "";
+      if (button.getAttribute("title") !== title) button.setAttribute("title", title);
     });
+  }
+
+  /** @param {number} i */
+  button(i) {
+    const button = make("button", { type: "button", class: "nbd-mark" }, make("i", { "aria-hidden": "true" }), make("span"));
+    button.addEventListener("click", () => this.go(this.shown[i].step));
+    return button;
   }
 }

@@ -1,11 +1,12 @@
 // One chart: uPlot has the axes, the cursor and the selection; the lines are drawn by drawLines below.
 import uPlot from "uplot";
+import { EPOCHS, MEAN } from "../comm/frames.js";
 import { make, setText } from "../dom/elements.js";
 import { COLOURED, replicaColour } from "../dom/theme.js";
 import { keysOf } from "../export/figures.js";
 import { formatCount, formatDuration, formatExact, formatTick, formatValue } from "../text/format.js";
-import { annotationPositions, annotationsAt, drawAnnotations } from "./annotations.js";
-import { lineLabel, linesOf, nearestIndex } from "./curves.js";
+import { annotationPositions, annotationsAt, annotationText, drawAnnotations } from "./annotations.js";
+import { epochAt, lineLabel, linesOf, nearestIndex } from "./curves.js";
 import { domainX, domainY, panned, panToShow, within, zoomed } from "./domain.js";
 import { Readout } from "./readout.js";
 import { linearTicks, logTicks } from "./ticks.js";
@@ -188,7 +189,7 @@ export class Chart {
     const { annotations } = this.shared;
     if (!annotations.length || this.at === null) return "";
     const [x0, x1] = this.shownDomain();
-    return annotationsAt(annotations, this.annotationXs(), this.at, (x1 - x0) / Math.max(1, plot.over.clientWidth)).map(({ text }) => text).join(", ");
+    return annotationText(annotationsAt(annotations, this.annotationXs(), this.at, (x1 - x0) / Math.max(1, plot.over.clientWidth)));
   }
 
   /** @param {uPlot} plot */
@@ -243,6 +244,14 @@ export class Chart {
     event.stopPropagation(); // the notebook binds the same keys
   }
 
+  /** Moves the cursor to the point next to a step. @param {number} step */
+  goToStep(step) {
+    const mainLine = this.mainLine();
+    if (!mainLine) return;
+    const [x] = annotationPositions([{ step, kind: "", text: "" }], this.shared.curves, this.shared.options.byTime);
+    this.goTo(mainLine, nearestIndex(mainLine.xs, x));
+  }
+
   /** Moves the cursor to a point of the line, and the shown range with it. @param {Line} mainLine @param {number} index */
   goTo(mainLine, index) {
     const x = mainLine.xs[Math.max(0, Math.min(mainLine.xs.length - 1, index))];
@@ -280,7 +289,8 @@ export class Chart {
     });
     this.writeLegend(entries.map((entry) => ({ ...entry, value: formatValue(entry.y) })));
     const [mainLine] = entries;
-    const at = mainLine?.step === undefined ? "no points yet" : `${one} ${formatCount(mainLine.step)}`;
+    const epoch = mainLine?.step === undefined ? null : epochAt(mainLine.step, this.shared.curves.get(MEAN, EPOCHS));
+    const at = mainLine?.step === undefined ? "no points yet" : `${one} ${formatCount(mainLine.step)}${epoch === null ? "" : `, epoch ${formatCount(epoch)}`}`;
     const values = entries.map(({ label, y }) => `${label} ${formatValue(y)}`).join(", ");
     this.box.setAttribute("aria-label", `${this.plan.title} by ${one}; at ${at}: ${values}`);
 

@@ -1,5 +1,5 @@
 // The points that the page holds, and the lines of one chart made from them.
-import { bisectRight } from "d3-array";
+import { bisectLeft, bisectRight } from "d3-array";
 import { CLOCK, MEAN, TREND } from "../comm/frames.js";
 
 /** @typedef {{ steps: number[], values: number[] }} Curve */
@@ -48,6 +48,20 @@ export function secondsAt(steps, clock) {
     const [s0, s1, t0, t1] = [clock.steps[at], clock.steps[at + 1], clock.values[at], clock.values[at + 1]];
     return s1 > s0 ? t0 + ((step - s0) / (s1 - s0)) * (t1 - t0) : t0;
   });
+}
+
+/**
+ * The epoch of a step, given the epochs that begin after some steps; those between them are interpolated.
+ * @param {number} step
+ * @param {{ steps: number[], values: number[] } | undefined} epochs
+ * @returns {number | null}
+ */
+export function epochAt(step, epochs) {
+  if (!epochs?.steps.length) return null;
+  const at = Math.max(0, bisectLeft(epochs.steps, step) - 1); // an epoch begins with the step after
+  const [s0, e0, s1, e1] = [epochs.steps[at], epochs.values[at], epochs.steps[at + 1], epochs.values[at + 1]];
+  if (s1 === undefined || s1 <= s0 || step <= s0) return e0;
+  return e0 + Math.floor(((step - s0 - 0.5) / (s1 - s0)) * (e1 - e0));
 }
 
 /**

@@ -9,6 +9,8 @@
 export const MEAN = 0xffff;
 /** In place of a series: the value is the time in seconds since the run began. */
 export const CLOCK = 0xffff;
+/** In place of a series: the value is the number of the epoch that begins after the step. */
+export const EPOCHS = 0xfffe;
 /** Added to a series: the values are means of neighbouring points. */
 export const TREND = 0x8000;
 

@@ -94,7 +94,7 @@ export class RunView {
     this.table = new DataTable(this.shared, this.exports.element);
     this.toolbar = new ChartToolbar(this.shared.options, () => (this.keepSettings(), this.redraw()), () => this.zoom(null), this.picker.element);
     this.grid = make("div", { class: "nbd-charts" });
-    this.annotations = new AnnotationList();
+    this.annotations = new AnnotationList((step) => this.charts[0]?.goToStep(step));
     this.figures = make("div", { class: "nbd-figures-area", role: "group", "aria-label": "Curves" },
       this.toolbar.element, this.grid, this.annotations.element, this.table.element);
     this.figures.hidden = true;
