@@ -16,6 +16,7 @@ Balso, "Horovod: fast and easy distributed deep learning in TensorFlow" (2018).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -192,6 +193,13 @@ class DistributedOptimizer(Optimizer):
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
         self._inner.learning_rate = rate
+
+    def in_training(self) -> DistributedOptimizer:
+        """Return a copy with a rate that is a number, if the inner optimizer's is a schedule."""
+        own = copy(self)
+        own._inner = self._inner.in_training()
+        own.schedule = own._inner.schedule
+        return own
 
     def apply(self, parameters: Array, gradient: Array, slots: dict[str, Array], step: int) -> None:
         """Average the gradient over all ranks, and change ``parameters`` by it, alike on all."""

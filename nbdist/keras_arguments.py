@@ -93,6 +93,10 @@ _RULE = {
     "gradient_accumulation_steps": "give larger batches",
     "name": "optimizers have no names",
 }
+_SCHEDULE = {
+    "name": "schedules have no names",
+    "cycle": "give CosineDecayRestarts, which begins again",
+}
 
 INSTEAD: dict[str, dict[str, str]] = {
     "fit": {
@@ -138,6 +142,17 @@ INSTEAD: dict[str, dict[str, str]] = {
         "start_from_epoch": "add the epochs to patience",
     },
     **dict.fromkeys(("SGD", "Adam", "AdamW", "RMSprop", "Adagrad"), _RULE),
+    **dict.fromkeys(
+        (
+            "CosineDecay",
+            "CosineDecayRestarts",
+            "ExponentialDecay",
+            "OneCycle",
+            "PiecewiseConstantDecay",
+            "PolynomialDecay",
+        ),
+        _SCHEDULE,
+    ),
 }
 """What to do instead of an argument of Keras, by function or class; layers have a common table."""
 

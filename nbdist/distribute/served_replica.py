@@ -12,6 +12,7 @@ A server that dies is opened again on its new process: ``reopen`` does that
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -363,14 +364,28 @@ class ServedReplica(
         Synchronous replicas' servers change between the same two: none of them can complete a step without
         the first replica's next gradient, unless there are backups.
         """
-        if self._optimizer is not None:
-            self._optimizer.learning_rate = rate  # also of a replica that restores a server
+        self._set_rate(rate, math.inf)
+
+    def follow_schedule(self, rate: float, factor: float) -> bool:
+        """Have the servers compute the rate of each update, from their own counts of updates."""
+        optimizer = self._optimizer
+        if optimizer is None or optimizer.schedule is None:
+            return False
+        if factor == optimizer.factor:
+            optimizer.learning_rate = rate
+        else:
+            self._set_rate(rate, factor)
+        return True
+
+    def _set_rate(self, rate: float, factor: float) -> None:
+        if self._optimizer is not None:  # also of a replica that restores a server
+            self._optimizer.learning_rate, self._optimizer.factor = rate, factor
         if self._number:
             return
         while self._rules.synchronous and self._under_way:
             self._retire()
         for number in range(len(self._links)):
-            self._on(number, lambda link: link.set_rate(rate))
+            self._on(number, lambda link: link.set_rate(rate, factor))
 
     def gradients(self) -> Sequence[Array]:
         """Return the arrays of the next free slot: in the server's own memory where it is shared."""

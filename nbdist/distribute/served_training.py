@@ -133,7 +133,7 @@ class ServedTraining:
             old.close()
             link = self._links[server] = tasks.when_it_serves(server, partial(self._open, request))
             if self._plan.replica == 0:  # another replica may not know the newest rate
-                link.set_rate(float(self._plan.optimizer.learning_rate))
+                link.set_rate(float(self._plan.optimizer.learning_rate), self._plan.optimizer.factor)
             return link
         finally:
             progress.state = before

@@ -7,6 +7,7 @@ wherever the parameters live: in the worker on one device, in the parameter serv
 from __future__ import annotations
 
 from nbdist.optim import ops as _ops  # a graph from afar may hold them
+from nbdist.optim import schedules
 from nbdist.optim.adam import Adam, AdamW
 from nbdist.optim.adaptive import Adagrad, RMSprop
 from nbdist.optim.base import Optimizer
@@ -16,7 +17,7 @@ from nbdist.optim.table import OPTIMIZERS, from_config, get
 
 __all__ = [
     "OPTIMIZERS", "SGD", "Adagrad", "Adam", "AdamW", "LossScaleOptimizer", "Optimizer", "RMSprop",
-    "from_config", "get",
+    "from_config", "get", "schedules",
 ]  # fmt: skip
 
 assert _ops

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
@@ -21,6 +22,7 @@ from nbdist.graph.ops.rows import check_rows, summed_rows
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.keras_arguments import KerasAttributes
 from nbdist.optim import training
+from nbdist.optim.schedules import SCHEDULES, LearningRateSchedule
 
 Array = np.ndarray[Any, Any]
 BLOCK = 1 << 16
@@ -38,10 +40,10 @@ class Optimizer(KerasAttributes, ABC):
     In a graph ``minimize`` adds an op for each variable, on the variable's device, which changes it and its
     slots in place. A gradient that holds rows of a table changes only these rows and their slots' rows.
 
-    - ``learning_rate``: a finite number of 0 or more. In a graph (``minimize``, ``apply_gradients``) also a
-      tensor of one number, or a function: of no argument, called when the op is made, or of the number of
-      steps so far, a tensor that counts from 0; it returns a number or a tensor:
-      ``SGD(lambda step: 0.1 * 0.5 ** (step // 100))``. Training with ``fit`` takes a number
+    - ``learning_rate``: a finite number of 0 or more, or one of ``nb.optim.schedules``. In a graph
+      (``minimize``, ``apply_gradients``) also a tensor of one number, or a function: of no argument, called
+      when the op is made, or of the number of steps so far, a tensor that counts from 0; it returns a number
+      or a tensor: ``SGD(lambda step: 0.1 * 0.5 ** (step // 100))``
     - ``use_locking``: whether the change of a variable in a graph, with its slots, is atomic for all
       sessions, at the cost of a copy of each variable that is sent to another task. Without it sessions
       that change a variable at the same time may overwrite some elements of each other's changes (a few in
@@ -61,6 +63,10 @@ class Optimizer(KerasAttributes, ABC):
     """Whether ``apply`` may be called with any part of the parameters."""
     limits: ClassVar[Mapping[str, float]] = {}
     """What the settings that are numbers of 0 or more stay below, by their names."""
+    schedule: LearningRateSchedule | None = field(default=None, init=False, repr=False)
+    """The schedule that a training follows, in which ``learning_rate`` is the number that it says now."""
+    factor: float = field(default=1.0, init=False, repr=False)
+    """What multiplies the rates of the schedule; infinite while ``learning_rate`` holds in their place."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.learning_rate, Tensor) and not callable(self.learning_rate):
@@ -107,21 +113,39 @@ class Optimizer(KerasAttributes, ABC):
     def to_config(self) -> dict[str, Any]:
         """Return name and settings as plain values, for :func:`from_config`.
 
-        InvalidArgumentError where the learning rate is not a number, but a tensor or a function.
+        InvalidArgumentError where the learning rate is a tensor, or a function that is no schedule.
         """
-        if isinstance(self.learning_rate, Tensor) or callable(self.learning_rate):
+        rate = self.learning_rate
+        kinds = SCHEDULES.values()
+        if isinstance(rate, Tensor) or (callable(rate) and type(rate) not in kinds):
             raise InvalidArgumentError(
-                f"learning_rate is {self.learning_rate!r}, which works in graphs (minimize, "
-                "apply_gradients); give a number here"
+                f"learning_rate is {rate!r}, which works in graphs (minimize, apply_gradients); give a "
+                "number here, or one of nb.optim.schedules"
             )
-        return self.config(self.learning_rate)
+        found = self.config(rate.to_config() if isinstance(rate, LearningRateSchedule) else rate)
+        if self.schedule is not None:
+            found |= {"schedule": self.schedule.to_config(), "factor": self.factor}
+        return found
 
-    def config(self, learning_rate: float) -> dict[str, Any]:
+    def in_training(self) -> Optimizer:
+        """Return what a training takes: a copy whose rate is a number, if this one's is a schedule."""
+        if not isinstance(self.learning_rate, LearningRateSchedule):
+            return self
+        own = copy(self)
+        own.schedule, own.learning_rate = self.learning_rate, self.learning_rate(0)
+        return own
+
+    def follow(self, updates: int) -> None:
+        """Make the update after so many others at its rate, if there is a schedule."""
+        if self.schedule is not None and self.factor != math.inf:
+            self.learning_rate = self.schedule(updates) * self.factor
+
+    def config(self, learning_rate: Any) -> dict[str, Any]:
         """Return name and settings as plain values, with ``learning_rate`` in place of the own one."""
         settings = {
             one.name: getattr(self, one.name)
             for one in fields(self)
-            if not one.kw_only or getattr(self, one.name) != one.default  # such a default is left out
+            if one.init and (not one.kw_only or getattr(self, one.name) != one.default)  # that is left out
         }
         settings["learning_rate"] = learning_rate
         return {"name": type(self).__name__, **settings}

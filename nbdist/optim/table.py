@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError, choices
+from nbdist.optim import schedules
 from nbdist.optim.adam import Adam, AdamW
 from nbdist.optim.adaptive import Adagrad, RMSprop
 from nbdist.optim.base import Optimizer
@@ -25,10 +26,16 @@ def from_config(config: dict[str, Any]) -> Optimizer:
         del settings["name"]
         return LossScaleOptimizer(from_config(settings.pop("inner")), **settings)
     kind = type(get(settings.pop("name")))
-    known = {one.name for one in fields(kind)}
+    schedule, factor = settings.pop("schedule", None), settings.pop("factor", 1.0)
+    known = {one.name for one in fields(kind) if one.init}
     if not set(settings) <= known:
         raise InvalidArgumentError(f"{kind.__name__} has no setting {sorted(set(settings) - known)[0]!r}")
-    return kind(**settings)
+    if isinstance(rate := settings.get("learning_rate"), dict):
+        settings["learning_rate"] = schedules.from_config(rate)
+    made = kind(**settings)
+    if schedule is not None:
+        made.schedule, made.factor = schedules.from_config(schedule), float(factor)
+    return made
 
 
 def get(optimizer: str | Optimizer) -> Optimizer:

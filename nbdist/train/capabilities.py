@@ -245,6 +245,14 @@ class LearningRate(ABC):
         StepStopped if no update can follow.
         """
 
+    def follow_schedule(self, rate: float, factor: float) -> bool:
+        """Have what makes the updates follow the schedule of the optimizer, times ``factor``, by itself.
+
+        Return False where nothing does, so that each update is given its ``rate`` before it is made. Raises
+        StepStopped if no update can follow.
+        """
+        return False
+
 
 class Agreement(ABC):
     """Replicas that cannot make a step without each other, and so end together."""

@@ -63,10 +63,11 @@ def train(
     the loss is not a finite number: with ``nan`` "stop" that raises NanLossError, with "skip" this replica's
     part of the step is left out. ``save`` writes a checkpoint with given values into a folder; without it the
     variables are written by name. ``config`` says what the model is, for the state in which it ends.
-    ``rate_at`` returns the learning rate of an update (see `RateSchedule`); None for the optimizer's.
+    ``rate_at`` returns the learning rate of an update (see `RateSchedule`); None for the optimizer's, or its
+    schedule's.
     ``before_update`` may change the gradients of each update, where the strategy ``has_sums``.
     """
-    context = current()
+    context, optimizer = current(), optimizer.in_training()
     one = partial(
         _train_on_device,
         dataset=dataset,

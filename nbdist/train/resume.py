@@ -283,7 +283,8 @@ def place_after(steps: int, state: State, per_epoch: int | None, endless: bool) 
 
 def settings_of(optimizer: Optimizer) -> dict[str, Any]:
     """Return name and settings of an optimizer, without its learning rate."""
-    return {name: value for name, value in optimizer.to_config().items() if name != "learning_rate"}
+    rates = ("learning_rate", "schedule", "factor")
+    return {name: value for name, value in optimizer.to_config().items() if name not in rates}
 
 
 FAMILIES = {

@@ -76,9 +76,11 @@ class RateSchedule:
         """
         now, progress = rate_of(replica), self._context.progress
         self.factor.scheduled = self._rate_at(replica.report.global_step, (progress.epoch or 1) - 1)
-        rate = self.factor.rate
+        rate, factor = self.factor.rate, self.factor.state_dict()
         if now is None and replica.rate is not None:
             return
+        follows = replica.rate is not None and replica.rate.follow_schedule(rate, factor)
         if rate != now:
-            change_rate(replica, rate)
+            if not follows:
+                change_rate(replica, rate)
             self._context.set_rate(rate, "schedule")

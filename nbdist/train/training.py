@@ -119,6 +119,8 @@ def opened(
         resume.components.register("loss_scale", scaling)
         training = Training(context, model, own, replica, history, resume, scaling, skip_nan, advice, save)
         driver = training.driver
+        if rate_at is None and (schedule := optimizer.schedule) is not None:
+            rate_at = lambda updates, epoch: schedule(updates)
         if rate_at is not None:
             driver.schedule = RateSchedule(rate_at, driver.boundary, context, rate_of(replica))
             resume.components.register("rate_factor", driver.schedule.factor)
@@ -181,7 +183,7 @@ def opened_loop(
             "or continue: drop .repeat(), or train with fit(steps_per_epoch=...)"
         )
     context.note_own_passes()
-    history = History((), context, model.metric_names)
+    history, optimizer = History((), context, model.metric_names), optimizer.in_training()
     context.fitting = True  # it ends by itself when it is asked to stop
     try:
         with device_scope(context.device), opened(

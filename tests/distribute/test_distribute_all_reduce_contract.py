@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parameter_town import Town
 from tiers import matrix
+from town_world import served_world
 
 from nbdist.distribute import all_reduce
 from nbdist.distribute.central import CentralStorageStrategy
@@ -31,9 +31,7 @@ from nbdist.testing.strategy import (
     overflowing,
     thread_world,
 )
-from nbdist.testing.worlds import worlds
 from nbdist.train.context import Context
-from nbdist.train.custom.api import end_loops
 from nbdist.train.one_device import OneDeviceStrategy
 from nbdist.wire.collective.buckets import plan_buckets
 
@@ -138,17 +136,8 @@ class TestSynchronousParameterServers(Batches, StrategyContract):
 
     @pytest.fixture
     def world(self) -> Iterator[World]:
-        town = Town(ps=2, replicas=2)
-        found = []
-        for i, place in enumerate(worlds(2)):
-            strategy = town.strategy(i, synchronous=True)
-            found.append((context(strategy, place, is_chief=i == 0, control=town.controls[i]), strategy))
-        yield found
-        if not any(one.aborted for one in town.controls):
-            everywhere(found, lambda strategy, _: strategy.finish())  # as at a run's end
-        for context_of_one, _ in found:
-            end_loops(context_of_one, whole=False)
-        town.close()
+        with served_world(ps=2, replicas=2) as found:
+            yield found
 
 
 def test_no_gradient_leaves_a_replica_that_may_skip_before_its_push(monkeypatch: pytest.MonkeyPatch) -> None:

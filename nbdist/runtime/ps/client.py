@@ -16,6 +16,7 @@ asks which gradients have arrived (ps.reconnect): it sends the others again, and
 from __future__ import annotations
 
 import itertools
+import math
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -300,9 +301,12 @@ class Link(ABC):
             self._check()
         return into
 
-    def set_rate(self, rate: float) -> None:
-        """Have the shard learn at another rate from its next update on; returns when it does."""
-        self._call("ps.rate", {"learning_rate": rate})
+    def set_rate(self, rate: float, factor: float = math.inf) -> None:
+        """Have the shard learn at another rate from its next update on; returns when it does.
+
+        With a finite ``factor`` it follows its optimizer's schedule, if there is one, times that.
+        """
+        self._call("ps.rate", {"learning_rate": rate, "factor": factor})
 
     def wait(self, slot: int) -> int | None:
         """Wait until the gradient in a slot is applied; return its staleness in updates, None if dropped.

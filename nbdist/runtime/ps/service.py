@@ -56,6 +56,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -505,7 +506,7 @@ class ParameterService:
 
     def _rate(self, frame: Frame, sender: Caller) -> None:
         hosted, shard = self._find(frame)
-        shard.set_rate(checked_rate(frame.meta["learning_rate"]))
+        shard.set_rate(checked_rate(frame.meta["learning_rate"]), checked_factor(frame.meta.get("factor")))
         hosted.when_replicated(lambda: sender.reply(Frame("ps.rated")))
 
     def _leave(self, frame: Frame, sender: Caller) -> None:
@@ -599,6 +600,11 @@ def checked_rate(rate: object) -> float:
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < float("inf"):
         raise InvalidArgumentError(f"a learning rate is a finite number of 0 or more, not {rate!r}")
     return float(rate)
+
+
+def checked_factor(factor: object) -> float:
+    """Return what multiplies the rates of a schedule, that came from a replica; infinite for none."""
+    return inf if factor is None or factor == inf else checked_rate(factor)
 
 
 def _run_of(shard: str) -> str:

@@ -6,6 +6,7 @@ gradient. Synchronous: the gradients of a step are added and applied once.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -212,10 +213,13 @@ class ParameterShard:
             self.statistics.made[:] = restoration.made
             self.counted[:] = restoration.counted
 
-    def set_rate(self, rate: float) -> None:
-        """Make updates at another learning rate from the next one on."""
+    def set_rate(self, rate: float, factor: float = math.inf) -> None:
+        """Make updates at another learning rate from the next one on.
+
+        With a finite ``factor`` these are the rates of the optimizer's schedule, if it has one, times that.
+        """
         with self.lock:
-            self.optimizer.learning_rate = rate
+            self.optimizer.learning_rate, self.optimizer.factor = rate, factor
             self.replicate(None)
 
     def snapshot(self) -> dict[str, Any]:
@@ -225,6 +229,7 @@ class ParameterShard:
             "before": self.before,
             "global_step": int(self.counters[GLOBAL_STEP]),
             "rate": self.optimizer.learning_rate,
+            "factor": self.optimizer.factor,
             "statistics": self.statistics.to_wire(),
             "counted": self.counted,
             "serials": self.serials,
@@ -237,6 +242,7 @@ class ParameterShard:
         self.counters[GLOBAL_STEP] = int(counts["global_step"])
         self.counters[VERSION] = self.counters[BEGUN] = self.updates
         self.optimizer.learning_rate = float(counts["rate"])
+        self.optimizer.factor = float(counts["factor"])
         self.statistics = GradientStatistics.from_wire(counts["statistics"])
         self.counted = [int(count) for count in counts["counted"]]
         self.serials = [int(serial) for serial in counts["serials"]]
@@ -314,6 +320,8 @@ class ParameterShard:
             self.counters[CHANGES] += 1  # odd: a replica that reads now reads again
             fence()
         self.counters[BEGUN] = self.updates  # a replica that outlives this process looks at it
+        if not marked:
+            self.optimizer.follow(self.before + self.updates - 1)
         for flat, change, slots in zip([] if marked else self.flats, gradient, self.slots, strict=False):
             assert not isinstance(change, RowGradient)
             self.optimizer.apply(flat, change, slots, self.before + self.updates)

@@ -26,6 +26,7 @@ from nbdist.train.context import Context, current
 from nbdist.train.device import on_device
 from nbdist.train.loss_scaling import LossScaling
 from nbdist.train.replica import Replica, arrays_computed_with
+from nbdist.train.schedule import RateSchedule
 from nbdist.train.step import Step
 from nbdist.train.step_timing import StepAccount, StepEvents
 from nbdist.train.trainable import Program, ProgramSpec, Trainable
@@ -281,8 +282,11 @@ class VariableGroup(NoVariables):
         self, optimizer: Optimizer, trained: Sequence[Variable], counter: Variable | None = None
     ) -> None:
         super().__init__()
-        self.optimizer, self.trained, self.counter = optimizer, tuple(trained), counter
-        self.given_rate: Any = optimizer.learning_rate
+        self.given, self.trained, self.counter = optimizer, tuple(trained), counter
+        self.optimizer = optimizer.in_training()
+        self.given_rate: Any = self.optimizer.learning_rate
+        self.schedules: list[RateSchedule] = []
+        """What each replica's updates take their rates from, where the optimizer has a schedule."""
         self.replicas: list[Replica] = []
         self.own: Replica | None = None
         """This process's last replica as the strategy has made it."""

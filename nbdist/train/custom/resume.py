@@ -183,6 +183,7 @@ def loop_state(owner: StrategyVariables) -> tuple[dict[str, Any], list[Array], l
             "updates": found.updates,
             "given_rate": group.given_rate,
             "rate": group.given_rate if rate is None else rate,
+            "rate_factor": group.schedules[0].factor.state_dict() if group.schedules else 1.0,
             "optimizer": settings_of(group.optimizer),
         })  # fmt: skip
     names, arrays, slots = list[str](), list[Array](), list[dict[str, Array]]()
@@ -318,6 +319,8 @@ class RestoredLoop:
         self.owner.local.each(
             lambda i: continuing(group.replicas[i]).resume(saved["updates"], rate, self.mark)
         )
+        for schedule in group.schedules if group.given_rate == saved["given_rate"] else ():
+            schedule.factor.load_state_dict(saved.get("rate_factor", 1.0))
         return int(saved["updates"])
 
     def _of(self, group: VariableGroup) -> dict[str, Any] | None:

@@ -267,6 +267,9 @@ class Runner:
                 if replica.rows is not None:
                     replica.rows.want(ids)
         step.pull()
+        for group in groups if updating else ():
+            if group.schedules:
+                group.schedules[local.index].follow(group.replicas[local.index])
         for group in variables.groups:
             if group.replicas and group not in groups and group.reads(call.trace.variables):
                 with suppress(StepStopped):

@@ -30,6 +30,7 @@ from nbdist.train.custom.replicas import LocalReplica, LocalReplicas, StepRecord
 from nbdist.train.custom.resume import RestoredLoop, joined_state, load
 from nbdist.train.custom.trace import Applied, Trace, tracing
 from nbdist.train.replica import Replica, RetryStep, rate_of
+from nbdist.train.schedule import RateSchedule
 
 if TYPE_CHECKING:
     from nbdist.train.strategy import Strategy
@@ -94,7 +95,7 @@ class StrategyVariables:
                 "all replicas make together. Make it trainable=False, or train it only"
             )
         for group in self.groups:
-            if group.optimizer is applied.optimizer and set(group.trained) == wanted:
+            if group.given is applied.optimizer and set(group.trained) == wanted:
                 return group
             for v in wanted & set(group.trained):
                 names = ", ".join(v.name for v in group.trained)
@@ -138,6 +139,11 @@ class StrategyVariables:
             self.strategy.end()
             raise
         group.replicas = [made[i] for i in range(len(contexts))]
+        if (schedule := group.optimizer.schedule) is not None:
+            group.schedules = [
+                RateSchedule(lambda updates, epoch: schedule(updates), self.boundary, one, rate_of(replica))
+                for one, replica in zip(contexts, group.replicas, strict=True)
+            ]
         membership = made[0].membership
         if self.takes_over and self.joined_at is None and membership and membership.joins_at is not None:
             self.joined_at, progress = membership.joins_at, self.context.progress
