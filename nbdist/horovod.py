@@ -179,6 +179,11 @@ class DistributedOptimizer(Optimizer):
     def __init__(self, optimizer: Optimizer, op: str = "average", name: str | None = None) -> None:
         if not isinstance(optimizer, Optimizer):
             raise InvalidArgumentError(f"DistributedOptimizer wraps an optimizer, got {optimizer!r}")
+        if not optimizer.is_plain:
+            raise InvalidArgumentError(
+                f"DistributedOptimizer averages gradients and then applies {type(optimizer).__name__} alone, "
+                f"without {optimizer.settings_beside()}: drop that, or train under --strategy multi_worker"
+            )
         if op not in ("average", "mean", "sum"):
             raise InvalidArgumentError(f"DistributedOptimizer: no op {op!r}; choose from average, sum")
         self._inner, self._op = optimizer, _OPS[op]

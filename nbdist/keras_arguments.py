@@ -33,7 +33,9 @@ _STEPS = "give the part of the data that you mean: Dataset.take(steps), or rows 
 _ROWS = "leave it out: the rows are computed in blocks, and the result does not depend on it"
 _AFTER = "nothing is called between batches: write a loop over the batches of a Dataset"
 _COMPILED = "leave it out: steps are always compiled"
-_REGULARIZER = "give AdamW(weight_decay=...), or add the penalty to the loss in a loop with strategy.run"
+_REGULARIZER = (
+    "give the optimizer weight_decay=..., or add the penalty to the loss in a loop with strategy.run"
+)
 _CONSTRAINT = "change the weights in a callback: on_epoch_end, model.set_weights"
 _SEED = "give the model a seed: Sequential(layers, seed=0), or the run: --seed 0"
 _INPUT = "leave it out: the model takes the shape from the data, or from model.build(shape)"
@@ -64,18 +66,13 @@ _ANY_LAYER = {
     "synchronized": "each replica normalises its share of a batch; LayerNorm does not depend on the share",
 }
 
-_CLIPPED = (
-    "gradients are not clipped: write a loop with strategy.run that clips them, or train a model of Keras "
-    "with nb.frameworks.keras.wrap"
-)
+_CLIPPED = "the optimizer clips gradients: nb.optim.SGD(clipnorm=...)"
 _AVERAGED = "average the weights in a callback: on_epoch_end, model.get_weights"
 ATTRIBUTES: dict[str, str] = {
     **{name: what for name, what in _ANY_LAYER.items() if name.endswith(("_regularizer", "_constraint"))},
-    "clipnorm": _CLIPPED,
-    "clipvalue": _CLIPPED,
-    "global_clipnorm": _CLIPPED,
+    **dict.fromkeys(("clipnorm", "clipvalue", "global_clipnorm"), _CLIPPED),
     "use_ema": _AVERAGED,
-    "weight_decay": "give AdamW(weight_decay=...)",
+    "weight_decay": "the optimizer has it: nb.optim.SGD(weight_decay=...)",
     "stop_training": "a callback sets its own: self.stop_training = True",
     "run_eagerly": _COMPILED,
     "jit_compile": _COMPILED,
@@ -84,13 +81,11 @@ ATTRIBUTES: dict[str, str] = {
 
 _RULE = {
     "lr": "it is called learning_rate",
-    "decay": "give the callback LearningRateScheduler",
+    "decay": "give a schedule as learning_rate: nb.optim.schedules",
     "betas": "they are called beta_1 and beta_2",
     "eps": "it is called epsilon",
-    **{name: ATTRIBUTES[name] for name in ("clipnorm", "clipvalue", "global_clipnorm", "weight_decay")},
     **dict.fromkeys(("use_ema", "ema_momentum", "ema_overwrite_frequency"), _AVERAGED),
     "loss_scale_factor": "give the optimizer as nb.optim.LossScaleOptimizer",
-    "gradient_accumulation_steps": "give larger batches",
     "name": "optimizers have no names",
 }
 _SCHEDULE = {
@@ -164,10 +159,10 @@ class KerasAttributes:
 
     >>> class Ours(KerasAttributes): limit = 1
     >>> Ours.__module__ = "nbdist.nn"
-    >>> Ours().clipnorm = 1.0
+    >>> Ours().run_eagerly = True
     Traceback (most recent call last):
         ...
-    nbdist.errors.InvalidArgumentError: Ours has no clipnorm: gradients are not clipped: ...
+    nbdist.errors.InvalidArgumentError: Ours has no run_eagerly: leave it out: steps are always compiled
     """
 
     if not TYPE_CHECKING:  # a type checker would allow all names

@@ -36,6 +36,7 @@ from nbdist.errors import DataLossError, InvalidArgumentError, TaskDiedError, Un
 from nbdist.graph.backend import backend, scoped_device, to_device
 from nbdist.machine import count_cores
 from nbdist.optim import Optimizer
+from nbdist.optim.base import Part
 from nbdist.runtime.groups import World
 from nbdist.runtime.layout import ALIGNMENT
 from nbdist.runtime.tables import RowGradient, Tables, no_rows
@@ -84,6 +85,7 @@ class AllReduceStrategy(GroupStrategy):
     continues = True
     has_sums = True
     takes_rows = True
+    calls_update = True
     metrics = 0
     """How many metrics the model has that begins to be trained, besides its loss."""
 
@@ -156,7 +158,9 @@ class AllReduceReplica(
             self.controls_apart = True
         self._xp = backend(scoped_device()) if self.resident else np
         self._overflowed = False  # whether this replica's gradients of the step have overflowed
+        self._measured = slice(MEASURES, COUNT + strategy.metrics)
         self._controls = COUNT + strategy.metrics
+        self._called = [name for name, _ in rest]
         self._measures: list[float] = []  # what this replica has measured in the step, for the control values
         self._wanted: float | None = None  # the learning rate that the next step sends to all
         self._agreed = np.zeros(self._controls)  # the control values of the last exchange
@@ -189,7 +193,7 @@ class AllReduceReplica(
         values = dict(zip(self._names, (value for _, value in variables), strict=True))
         for number in range(len(self._plan)):
             self._fill(number, values)
-        self._slots = [self._optimizer.new_slots(flat) for flat in self._owned()]
+        self._slots = [self._optimizer.all_slots(flat) for flat in self._owned()]
 
     def _fill(self, number: int, values: Mapping[str, Array]) -> None:
         """Have a bucket begin with the chief's values, given this replica's by name."""
@@ -274,7 +278,7 @@ class AllReduceReplica(
         self._control[JOINS] = self.others_wait
         self._control[LEAVES] = self.say_leaving()
         self._control[OVERFLOWS] = self._overflowed
-        self._control[MEASURES:] = self._measures or 0
+        self._control[self._measured] = self._measures or 0
         self._measures = []
         if not self.controls_apart:
             self._buckets.mark(CONTROL)
@@ -312,7 +316,7 @@ class AllReduceReplica(
             for sums in self._sums():
                 sums /= part
         self.report.global_step += 1
-        self._apply()
+        self._apply(part if is_weighed else 1.0)
         self._tables.apply(rows, self.report.global_step)
 
     def _check_sums(self) -> None:
@@ -323,7 +327,7 @@ class AllReduceReplica(
 
         And whether it is not that of the examples, so that the sums of the gradients are to be divided by it.
         """
-        loss, part, weighed, examples, *metrics = self._agreed[MEASURES:].tolist()
+        loss, part, weighed, examples, *metrics = self._agreed[self._measured].tolist()
         if part:
             self.report.measured = loss / part, *(one / examples for one in metrics)
         return part, bool(weighed)
@@ -334,12 +338,20 @@ class AllReduceReplica(
         self.report.overflows += bool(self._agreed[OVERFLOWS])
         return bool(self._agreed[OVERFLOWS])
 
-    def _apply(self) -> None:
-        """Change the parameters by the sums of the gradients."""
+    def _apply(self, part: float) -> None:
+        """Change the parameters by the sums of the gradients, which were divided by ``part``."""
         if self.hooks.before_update is not None:
             self.hooks.before_update(self._gradients, self.values)
-        for flat, row, slots in zip(self._owned(), self._sums(), self._slots, strict=True):
-            self._optimizer.apply(flat, row, slots, self.report.global_step)
+        flats = list(zip(self._owned(), self._sums(), self._slots, strict=True))
+        self._optimizer.update(flats, self.report.global_step, self._by_variable, self._squares(part))
+
+    def _by_variable(self) -> list[Part]:
+        """Return what this replica updates, by variable: all, for with these settings nothing is a table."""
+        return [Part(i, *one) for i, one in enumerate(zip(self._called, self.values, self._gradients))]
+
+    def _squares(self, part: float) -> Array | None:
+        """Return the sums of the squares of all gradients, if this replica has only parts of them."""
+        return None
 
     def _sums(self) -> Sequence[Array]:
         """Return the sums of what this replica updates, one array for each bucket."""

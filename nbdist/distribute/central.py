@@ -50,6 +50,7 @@ class CentralStorageStrategy(WorkerStrategy):
 
     name = "central"
     continues = True
+    calls_update = True
 
     def __init__(
         self,

@@ -58,6 +58,7 @@ class ElasticAveragingStrategy(GroupStrategy):
     purpose = "center"
     larger = smaller = ""
     continues = True
+    calls_update = True
 
     def __init__(
         self,

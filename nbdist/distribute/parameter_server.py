@@ -67,6 +67,7 @@ class ParameterServerStrategy(Strategy):
 
     name = "ps"
     takes_rows = True
+    calls_update = True
     pulls_rows = True
     keeps_slots = False
     continues = True
@@ -177,6 +178,13 @@ class ParameterServerStrategy(Strategy):
         Raises InvalidArgumentError if a step takes more gradients than all replicas together will make, and
         TrainingOver in a process that rejoins a training that has ended.
         """
+        servers = len(self._tasks.servers)
+        if optimizer.global_clipnorm and servers > 1:
+            raise InvalidArgumentError(
+                f"global_clipnorm={optimizer.global_clipnorm:g}: strategy {self.name} has {servers} "
+                "parameter servers, each with the gradients of its own variables, so that none knows the norm of all: "
+                "take one server (--ps 1), clipnorm, which is of each variable, or --strategy multi_worker"
+            )
         self._require_supply()
         context, task, shard = current(), self._task, f"{self._run}/{self._trainings}"
         self._trainings += 1

@@ -59,6 +59,7 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError, Unavail
 from nbdist.graph.backend import to_device
 from nbdist.numbers import is_whole
 from nbdist.optim import Optimizer
+from nbdist.optim.base import Part, squares_of
 from nbdist.runtime.groups import World
 from nbdist.runtime.layout import ALIGNMENT
 from nbdist.runtime.tables import RowGradient
@@ -144,6 +145,11 @@ class ShardedStrategy(AllReduceStrategy):
                 f"{type(optimizer).__name__} takes all of them at once: give an optimizer of nb.optim, or "
                 "its name, such as 'adam', or take --strategy multi_worker"
             )
+        if optimizer.gradient_accumulation_steps and (optimizer.clipnorm or optimizer.global_clipnorm):
+            raise InvalidArgumentError(
+                f"strategy {self.name} exchanges the norms of each step's gradients, and not of what "
+                f"{optimizer.settings_beside()} adds up: drop one of them, or take --strategy multi_worker"
+            )
         if self.stage == 3 and self.reads is None and self.num_replicas_in_sync > 1:
             raise InvalidArgumentError(
                 "--stage 3 gathers parameters layer by layer, in fit of models of nb.nn and in "
@@ -190,9 +196,6 @@ class ShardedReplica(AllReduceReplica, Reads):
     _skips = False
     """Whether all are to leave out this step, because the loss is not a finite number here."""
 
-    def _plan_of(self, tensors: Sequence[tuple[str, Array]]) -> tuple[Bucket, ...]:
-        return tuple(bucket.padded(self._group.size, ALIGNMENT) for bucket in super()._plan_of(tensors))
-
     def __init__(
         self,
         strategy: ShardedStrategy,
@@ -200,16 +203,24 @@ class ShardedReplica(AllReduceReplica, Reads):
         optimizer: Optimizer,
         tables: Sequence[int] = (),
     ) -> None:
+        self._norms = slice(0)
         super().__init__(strategy, variables, optimizer, tables)
         self._views = self.values
         """The parameters as the program reads them."""
         if self._gathers is not None:  # all of them have only the place that the model has for them
             self.values = [value for _, value in variables]
 
+    def _plan_of(self, tensors: Sequence[tuple[str, Array]]) -> tuple[Bucket, ...]:
+        return tuple(bucket.padded(self._group.size, ALIGNMENT) for bucket in super()._plan_of(tensors))
+
     def _make_arrays(self, variables: Sequence[tuple[str, Array]]) -> None:
         # One replica has the one part of everything: it has nothing to give back.
         self._stage = self._strategy.stage if self._group.size > 1 else 1
         self._memory, self._parts = list[TransientBuffer](), list[Array]()
+        if self._optimizer.clipnorm or self._optimizer.global_clipnorm:  # of which each has parts
+            self._norms = slice(self._controls, self._controls + len(self._names))
+            self._controls = self._norms.stop
+            self._agreed = np.zeros(self._controls)
         super()._make_arrays(variables)
         if self._stage == 3:
             group = self._strategy.world.group("parameters", self._strategy.collective)
@@ -270,6 +281,8 @@ class ShardedReplica(AllReduceReplica, Reads):
         if self._transient:
             self._control[NONFINITE] = not all_finite(self._sums())
             self._control[SKIPS], self._skips = self._skips, False
+        if self._norms.stop:
+            self._control[self._norms] = squares_of(self._by_variable(), len(self._names))
 
     def _leaves_out(self) -> bool:
         left_out = super()._leaves_out()
@@ -281,6 +294,20 @@ class ShardedReplica(AllReduceReplica, Reads):
 
     def _owned(self) -> Sequence[Array]:
         return self._parts
+
+    def _by_variable(self) -> list[Part]:
+        found = []
+        for bucket, own, sums in zip(self._plan, self._parts, self._sums(), strict=True):
+            first = self._group.rank * len(own)
+            for place in bucket.places:
+                within = slice(max(place.start - first, 0), min(place.stop - first, len(own)))
+                if within.start < within.stop:
+                    name = self._called[number := self._names.index(place.name)]
+                    found.append(Part(number, name, own[within], sums[within]))
+        return found
+
+    def _squares(self, part: float) -> Array | None:
+        return self._agreed[self._norms] / part**2 if self._norms.stop else None
 
     def _by_rank(self, flat: Array) -> Array:
         """Return a bucket as one row for each rank."""

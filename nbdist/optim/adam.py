@@ -135,7 +135,8 @@ class AdamW(Adam):
     array([0.95])
     """
 
-    weight_decay: float = 0.004
+    weight_decay: float = field(default=0.004, kw_only=True)
+    decays_itself: ClassVar[bool] = True
     limits: ClassVar[Mapping[str, float]] = {**Adam.limits, "weight_decay": math.inf}
 
     def apply(self, parameters: Array, gradient: Array, slots: dict[str, Array], step: int) -> None:

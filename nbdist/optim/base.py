@@ -7,12 +7,13 @@ wherever the parameters live: in the worker on one device, in the parameter serv
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -21,10 +22,14 @@ from nbdist.graph.backend import backend_of
 from nbdist.graph.ops.rows import check_rows, summed_rows
 from nbdist.graph.tensor import Tensor, Variable
 from nbdist.keras_arguments import KerasAttributes
+from nbdist.numbers import is_whole
 from nbdist.optim import training
 from nbdist.optim.schedules import SCHEDULES, LearningRateSchedule
 
 Array = np.ndarray[Any, Any]
+CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
+ACCUMULATED = "accumulated"
+"""The slot with the sum of the gradients since the last update."""
 BLOCK = 1 << 16
 """Elements worked on at once: what is computed in between stays in a cache, and calls cost little."""
 
@@ -49,22 +54,39 @@ class Optimizer(KerasAttributes, ABC):
       that change a variable at the same time may overwrite some elements of each other's changes (a few in
       100,000 for large arrays), and a read may return a partial change; global steps are exact in any case.
       Changes of several variables are not atomic together
+    - ``weight_decay``: each variable loses ``learning_rate * weight_decay`` of itself before an update, 0 or
+      more; None for none. Variables that :meth:`exclude_from_weight_decay` names keep it
+    - ``clipnorm``: the largest norm of each variable's gradient, above 0; ``global_clipnorm``: that of all
+      gradients together; ``clipvalue``: the largest absolute value of their elements. At most one of them. It
+      is the gradient of an update that is clipped: the sum over replicas in step
+    - ``gradient_accumulation_steps``: of how many steps the mean gradient makes an update, a whole number of
+      2 or more; None for each. Steps between two updates count for schedules, as in Keras
 
-    Raises InvalidArgumentError for a setting that is not a number or is out of range.
+    Which of these a strategy cannot do, it says. Raises InvalidArgumentError for a setting that is not a
+    number or is out of range.
     """
 
     learning_rate: Any = 0.01
     use_locking: bool = field(default=False, kw_only=True, repr=False)
+    weight_decay: float | None = field(default=None, kw_only=True, repr=False)
+    clipnorm: float | None = field(default=None, kw_only=True, repr=False)
+    clipvalue: float | None = field(default=None, kw_only=True, repr=False)
+    global_clipnorm: float | None = field(default=None, kw_only=True, repr=False)
+    gradient_accumulation_steps: int | None = field(default=None, kw_only=True, repr=False)
     slots: ClassVar[tuple[str, ...]] = ()
     counts_steps: ClassVar[bool] = True
     takes_rows: ClassVar[bool] = True
     """Whether ``apply_rows`` may be called with rows that differ from replica to replica."""
     by_element: ClassVar[bool] = True
     """Whether ``apply`` may be called with any part of the parameters."""
+    decays_itself: ClassVar[bool] = False
+    """Whether ``apply`` decays the parameters by ``weight_decay``."""
     limits: ClassVar[Mapping[str, float]] = {}
     """What the settings that are numbers of 0 or more stay below, by their names."""
     schedule: LearningRateSchedule | None = field(default=None, init=False, repr=False)
     """The schedule that a training follows, in which ``learning_rate`` is the number that it says now."""
+    excluded: tuple[str, ...] = field(default=(), init=False, repr=False)
+    """Patterns of the names of variables that do not decay."""
     factor: float = field(default=1.0, init=False, repr=False)
     """What multiplies the rates of the schedule; infinite while ``learning_rate`` holds in their place."""
 
@@ -73,6 +95,20 @@ class Optimizer(KerasAttributes, ABC):
             self.learning_rate = number("learning_rate", self.learning_rate)
         for name, below in self.limits.items():
             setattr(self, name, number(name, getattr(self, name), below))
+        if self.weight_decay is not None:
+            self.weight_decay = number("weight_decay", self.weight_decay)
+        given = [name for name in CLIPS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InvalidArgumentError(f"{type(self).__name__} takes one of {', '.join(given)}, not several")
+        for name in given:
+            setattr(self, name, number(name, getattr(self, name)))
+            if getattr(self, name) == 0:
+                raise InvalidArgumentError(f"{name} must be above 0: with 0 no gradient is left")
+        steps = self.gradient_accumulation_steps
+        if steps is not None and not is_whole(steps, 2):
+            raise InvalidArgumentError(
+                f"gradient_accumulation_steps is a whole number of 2 or more, or None, got {steps!r}"
+            )
 
     @abstractmethod
     def apply(self, parameters: Array, gradient: Array, slots: dict[str, Array], step: int) -> None:
@@ -85,6 +121,149 @@ class Optimizer(KerasAttributes, ABC):
 
         The arrays are those of one GPU, or of NumPy. NumPy's functions take both; each call is a kernel.
         """
+
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
+    ) -> None:
+        """Have some variables keep their values, where ``weight_decay`` is set.
+
+        - ``var_list``: variables; None for none
+        - ``var_names``: regular expressions, of which one is found in the name of a variable, such as "bias"
+          or "gamma|beta"; None for none. Weights of a model are called ``dense/kernel``, ``dense_1/bias``
+
+        A training raises InvalidArgumentError for what fits no variable.
+
+        >>> from nbdist.optim import SGD
+        >>> optimizer = SGD(0.1, weight_decay=0.01)
+        >>> optimizer.exclude_from_weight_decay(var_names=["bias"])
+        >>> optimizer.decays("dense/kernel"), optimizer.decays("dense/bias")
+        (True, False)
+        """
+        if isinstance(var_names, str):
+            raise InvalidArgumentError(
+                f"exclude_from_weight_decay: var_names is a list, such as [{var_names!r}]"
+            )
+        names = [f"^{re.escape(one.name)}$" for one in var_list or ()]
+        for pattern in var_names or ():
+            try:
+                re.compile(pattern)
+            except (re.error, TypeError) as error:
+                raise InvalidArgumentError(
+                    f"exclude_from_weight_decay: {pattern!r} is no regular expression: {error}"
+                ) from None
+            names.append(pattern)
+        self.excluded = (*self.excluded, *names)
+
+    def decays(self, name: str) -> bool:
+        """Return whether a variable of this name decays."""
+        return bool(self.weight_decay) and not any(re.search(one, name) for one in self.excluded)
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Raise InvalidArgumentError where what is excluded from the decay fits none of these variables."""
+        for pattern in self.excluded:
+            if not any(re.search(pattern, name) for name in names):
+                raise InvalidArgumentError(
+                    f"exclude_from_weight_decay: {pattern!r} fits no variable; there are {', '.join(names)}"
+                )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether an update is `apply` alone: nothing is clipped, accumulated, or decays by its name."""
+        return not (
+            self.clips
+            or self.gradient_accumulation_steps
+            or (self.weight_decay and (self.excluded or not self.decays_itself))
+        )
+
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped."""
+        return any(getattr(self, name) for name in CLIPS)
+
+    def settings_beside(self) -> str:
+        """Return in words what an update does beside `apply`, such as "clipnorm=1.0"."""
+        names = (*CLIPS, "gradient_accumulation_steps", "weight_decay")
+        own = [name for name in names if getattr(self, name)]
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in own)
+
+    def update(
+        self,
+        flats: Sequence[tuple[Array, Array, dict[str, Array]]],
+        step: int,
+        parts: Callable[[], Sequence[Part]],
+        squares: Array | None = None,
+    ) -> None:
+        """Make a step as a whole: accumulate, clip, decay, and `apply`, in Keras's order.
+
+        - ``flats``: parameters, gradients and slots, as `apply` takes them; gradients are written over
+        - ``step``: the number of the step, from 1
+        - ``parts``: returns these by variable, as views, which clipping and decay need
+        - ``squares``: of each variable the sum of the squares of its gradient, where others have parts of it;
+          None where ``parts`` are whole
+        """
+        rule = self
+        if not self.is_plain:
+            if not self._accumulated(flats, step):
+                return
+            known = parts()
+            self._clip(known, squares)
+            rule = self._decayed(known)
+        for parameters, gradient, slots in flats:
+            own = {name: one for name, one in slots.items() if name != ACCUMULATED}
+            rule.apply(parameters, gradient, own, step)
+
+    def _accumulated(self, flats: Sequence[tuple[Array, Array, dict[str, Array]]], step: int) -> bool:
+        """Return whether this step makes an update; its gradient is then the mean of all since the last."""
+        count = self.gradient_accumulation_steps
+        if not count:
+            return True
+        for _, gradient, slots in flats:
+            total = slots[ACCUMULATED]
+            if step % count:
+                np.add(total, gradient, out=total)
+            else:
+                np.add(gradient, total, out=gradient)
+                np.divide(gradient, count, out=gradient)
+                total.fill(0)
+        return step % count == 0
+
+    def _clip(self, parts: Sequence[Part], squares: Array | None) -> None:
+        if self.clipvalue:
+            for part in parts:
+                np.clip(part.gradient, -self.clipvalue, self.clipvalue, out=part.gradient)
+        largest = self.clipnorm or self.global_clipnorm
+        if not largest:
+            return
+        found = squares_of(parts) if squares is None else squares
+        if self.global_clipnorm:
+            found = np.full_like(found, found.sum())
+        for part in parts:
+            norm = math.sqrt(found[part.variable])
+            if norm > largest:
+                np.multiply(part.gradient, largest / norm, out=part.gradient)
+
+    def _decayed(self, parts: Sequence[Part]) -> Optimizer:
+        """Decay the variables that do; return what makes the update after that."""
+        if not self.weight_decay or (self.decays_itself and not self.excluded):
+            return self
+        for part in parts:
+            if self.decays(part.name):
+                np.multiply(part.parameters, 1 - self.learning_rate * self.weight_decay, out=part.parameters)
+        rule = copy(self)
+        rule.weight_decay = 0.0
+        return rule
+
+    def decay(self, parameters: Array) -> None:
+        """Decay a variable before an update, where `apply` does not."""
+        if self.weight_decay and not self.decays_itself:
+            np.multiply(parameters, 1 - self.learning_rate * self.weight_decay, out=parameters)
+
+    def all_slots(self, parameters: Array) -> dict[str, Array]:
+        """Return `new_slots`, and the sum of gradients where they are accumulated."""
+        found = self.new_slots(parameters)
+        if self.gradient_accumulation_steps:
+            found[ACCUMULATED] = np.zeros_like(parameters)
+        return found
 
     def apply_rows(
         self, table: Array, values: Array, indices: Array, slots: dict[str, Array], step: int
@@ -101,6 +280,7 @@ class Optimizer(KerasAttributes, ABC):
             return
         rows, kept = table[at], {name: array[at] for name, array in slots.items()}
         flat = {name: array.reshape(-1) for name, array in kept.items()}
+        self.decay(rows.reshape(-1))
         self.apply(rows.reshape(-1), total.reshape(-1), flat, step)
         table[at] = rows
         for name, changed in kept.items():
@@ -125,7 +305,7 @@ class Optimizer(KerasAttributes, ABC):
         found = self.config(rate.to_config() if isinstance(rate, LearningRateSchedule) else rate)
         if self.schedule is not None:
             found |= {"schedule": self.schedule.to_config(), "factor": self.factor}
-        return found
+        return found | ({"excluded": list(self.excluded)} if self.excluded else {})
 
     def in_training(self) -> Optimizer:
         """Return what a training takes: a copy whose rate is a number, if this one's is a schedule."""
@@ -205,7 +385,7 @@ class Optimizer(KerasAttributes, ABC):
 
     def get_slot_names(self) -> list[str]:
         """Return the names of the slots of each variable."""
-        return list(self.new_slots(np.zeros(1)))
+        return list(self.all_slots(np.zeros(1)))
 
     def get_slot(self, variable: Variable, name: str) -> Variable:
         """Return the slot ``name`` of a graph's ``variable``; InvalidArgumentError if there is none."""
@@ -221,6 +401,34 @@ class Optimizer(KerasAttributes, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "graph_state"}
+
+
+class Part(NamedTuple):
+    """What an update changes of one variable: all of it, or a part that lies together."""
+
+    variable: int
+    """The variable's number."""
+    name: str
+    parameters: Array
+    gradient: Array
+
+
+def squares_of(parts: Sequence[Part], variables: int | None = None) -> Array:
+    """Return the sum of the squares of the gradients, by the numbers of the ``variables``.
+
+    >>> squares_of([Part(0, "w", np.zeros(2), np.array([3.0, 4.0])), Part(1, "b", np.zeros(1), np.ones(1))])
+    array([25.,  1.])
+    """
+    count = max((part.variable for part in parts), default=-1) + 1 if variables is None else variables
+    found = np.zeros(count)
+    for part in parts:
+        flat = part.gradient.reshape(-1)
+        with np.errstate(all="ignore"):
+            total = float(flat.dot(flat))
+        if not math.isfinite(total):  # squares that a float32 does not hold
+            total = float((flat.astype(np.float64) ** 2).sum())
+        found[part.variable] += total
+    return found
 
 
 def scratch(parameters: Array) -> Array:

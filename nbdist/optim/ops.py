@@ -30,6 +30,7 @@ def _apply(xp: Any, variable: Array, *rest: Array, slots: tuple[str, ...], **how
     rule, rest = _rated(xp, rest, how)
     *state, gradient, step = rest
     kept = {name: _flat(array) for name, array in zip(slots, state, strict=True)}
+    rule.decay(_flat(variable))
     rule.apply(_flat(variable), gradient.reshape(-1), kept, _number(xp, step))
     return variable
 
@@ -126,6 +127,7 @@ def _updated(jax: Any, variable: Any, *rest: Any, slots: tuple[str, ...], **how:
     number: Any = FunctionalArray(step)
     if how.get("rated"):
         rule.learning_rate = FunctionalArray(rule.learning_rate)
+    rule.decay(arrays[0])
     rule.apply(arrays[0], g, dict(zip(slots, arrays[1:], strict=True)), number)
     return [new.value.reshape(one.shape) for new, one in zip(arrays, old, strict=True)]
 

@@ -26,6 +26,7 @@ def from_config(config: dict[str, Any]) -> Optimizer:
         del settings["name"]
         return LossScaleOptimizer(from_config(settings.pop("inner")), **settings)
     kind = type(get(settings.pop("name")))
+    excluded = settings.pop("excluded", ())
     schedule, factor = settings.pop("schedule", None), settings.pop("factor", 1.0)
     known = {one.name for one in fields(kind) if one.init}
     if not set(settings) <= known:
@@ -33,6 +34,7 @@ def from_config(config: dict[str, Any]) -> Optimizer:
     if isinstance(rate := settings.get("learning_rate"), dict):
         settings["learning_rate"] = schedules.from_config(rate)
     made = kind(**settings)
+    made.excluded = tuple(excluded)
     if schedule is not None:
         made.schedule, made.factor = schedules.from_config(schedule), float(factor)
     return made

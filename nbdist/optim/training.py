@@ -101,7 +101,16 @@ def apply_gradients(optimizer: Optimizer, pairs: Iterable[Any], global_step: Any
             f"{type(optimizer).__name__} changes variables of a strategy in a function that "
             "strategy.run(function, args) runs; call minimize or apply_gradients there"
         )
+    if optimizer.gradient_accumulation_steps:
+        raise InvalidArgumentError(
+            f"gradient_accumulation_steps={optimizer.gradient_accumulation_steps} is for fit and for "
+            "strategy.run under strategies that keep slots for it, and not for the update ops of a graph "
+            "(in-graph replication, sessions): add gradients up in nb.ConditionalAccumulator, or take larger "
+            "batches"
+        )
+    optimizer.check_names([v.name for _, v in applied])
     with graph.within(graph.scope):
+        applied = _clipped(optimizer, applied)
         counter, step = _step(optimizer, graph, [v for _, v in applied], global_step)
         rate = _rate(optimizer, graph, counter)
         updates = [_update(optimizer, g, v, step, rate) for g, v in applied]
@@ -110,6 +119,28 @@ def apply_gradients(optimizer: Optimizer, pairs: Iterable[Any], global_step: Any
         with control_dependencies(updates):
             counted = counter.assign_add(1)
         return group(counted, name=name or type(optimizer).__name__)
+
+
+def _clipped(optimizer: Optimizer, pairs: Pairs) -> Pairs:
+    """Return the gradients as the optimizer clips them."""
+    if not optimizer.clips:
+        return pairs
+    for g, v in pairs:
+        if isinstance(g, IndexedSlices):
+            raise InvalidArgumentError(
+                f"{type(optimizer).__name__} clips gradients, and that of {v.name!r} in this graph is rows "
+                f"of a table: drop {optimizer.settings_beside()}, or train with fit or strategy.run under "
+                "another strategy, which clips it as a whole"
+            )
+    given = [(g if isinstance(g, Tensor) else constant(g), v) for g, v in pairs]
+    if optimizer.clipvalue:
+        return [(np.clip(g, -optimizer.clipvalue, optimizer.clipvalue), v) for g, v in given]
+    largest = float(optimizer.clipnorm or optimizer.global_clipnorm or 0)
+    squares = [np.sum(np.square(g.astype(np.float64))) for g, _ in given]
+    if optimizer.global_clipnorm:
+        squares = [sum(squares[1:], squares[0])] * len(squares)
+    factors = [largest / np.maximum(np.sqrt(one), largest) for one in squares]
+    return [(g * factor.astype(g.dtype), v) for (g, v), factor in zip(given, factors, strict=True)]
 
 
 def slots_of(optimizer: Optimizer, variable: Variable) -> dict[str, Variable]:
@@ -198,7 +229,8 @@ def _update(
             step,
             *([] if rate is None else [rate]),
             name="apply",
-            config=optimizer.config(optimizer.learning_rate if chosen is None else 0.0),
+            config=optimizer.config(optimizer.learning_rate if chosen is None else 0.0)
+            | ({"weight_decay": 0.0} if optimizer.excluded and not optimizer.decays(variable.name) else {}),
             slots=tuple(slots),
             **({"use_locking": True} if optimizer.use_locking else {}),
             **({} if rate is None else {"rated": True}),

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from nbdist.graph.backend import Array
+from nbdist.graph.xla.functional import require_compilable
 from nbdist.optim import Optimizer
 from nbdist.train.capabilities import (
     ArrayMemory,
@@ -46,6 +47,7 @@ class CompiledReplica(Replica, LearningRate, Programs, Reads, StateAccess, StepC
     def __init__(
         self, optimizer: Optimizer, values: Sequence[Array], slots: Sequence[dict[str, Array]]
     ) -> None:
+        require_compilable(optimizer)
         optimizer.to_config()  # raises for a learning rate that only a graph computes
         self.optimizer, self.values, self.host_slots = optimizer, list(values), list(slots)
         self.flag = np.zeros(1)

@@ -9,6 +9,7 @@ import numpy as np
 
 from nbdist.graph.backend import Array, backend, scoped_device, to_device
 from nbdist.optim import Optimizer
+from nbdist.optim.base import Part
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.tables import RowGradient, Tables
 from nbdist.train.capabilities import ArrayMemory, LearningRate, StateAccess, StepChecks, StepSpans, TableRows
@@ -31,6 +32,7 @@ class OneDeviceStrategy(Strategy):
     has_sums = True
     continues = True
     takes_rows = True
+    calls_update = True
 
     def replica(
         self, variables: Sequence[tuple[str, Array]], optimizer: Optimizer, tables: Sequence[int] = ()
@@ -71,10 +73,14 @@ class OneDeviceReplica(Replica, LearningRate, StateAccess, StepChecks, TableRows
         views, self._gradients = layout.views(parameters), layout.views(gradient)
         for view, (_, value) in zip(views, rest, strict=True):
             view[...] = to_device(value, xp)
+        called = [name for name, _ in rest]
+        self._parts = [
+            Part(i, *one) for i, one in enumerate(zip(called, views, self._gradients, strict=True))
+        ]
         self.values = interleaved(own, views, tables)
         self._optimizer = optimizer
         self._flats = [
-            (p, g, optimizer.new_slots(p))
+            (p, g, optimizer.all_slots(p))
             for p, g in zip(layout.flats(parameters), layout.flats(gradient), strict=True)
         ]
 
@@ -119,8 +125,7 @@ class OneDeviceReplica(Replica, LearningRate, StateAccess, StepChecks, TableRows
         self.report.global_step = number = self.report.global_step + 1
         if self.hooks.before_update is not None:
             self.hooks.before_update(self._gradients, self.values)
-        for parameters, gradient, slots in self._flats:
-            self._optimizer.apply(parameters, gradient, slots, number)
+        self._optimizer.update(self._flats, number, lambda: self._parts)
         if self._taken:
             self._tables.apply(self._taken, number)
             self._taken = ()

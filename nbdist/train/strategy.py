@@ -271,6 +271,9 @@ class Strategy(LoopCalls, ABC):
     """What the next replica begins with if the training continues, where servers keep the slots."""
     has_sums = False
     """Whether a replica has the whole gradient of each update, for ``TrainingHooks.before_update``."""
+    calls_update = False
+    """Whether its replicas make updates by `Optimizer.update`; for others, that only `apply` the optimizer,
+    those are refused that clip or accumulate."""
     alone = False
     """Whether there are no other replicas, so that none is waited for."""
     keeps_values = True
@@ -329,9 +332,24 @@ class Strategy(LoopCalls, ABC):
         return
 
 
+def require_update(strategy: Strategy, optimizer: Optimizer, names: Sequence[str]) -> None:
+    """Raise InvalidArgumentError where a strategy's replicas cannot update as an optimizer says.
+
+    ``names`` are those of the variables that it trains.
+    """
+    optimizer.check_names(names)
+    if not optimizer.is_plain and not strategy.calls_update:
+        raise InvalidArgumentError(
+            f"{type(optimizer).__name__}({optimizer.settings_beside()}): strategy {strategy.name} only "
+            "applies the optimizer, without clipping, accumulation or decay by variable: have its replicas "
+            "call optimizer.update and set calls_update = True, drop the setting, or take another strategy"
+        )
+
+
 def tables_of(strategy: Strategy, model: Trainable, optimizer: Optimizer) -> tuple[int, ...]:
     """Return the numbers of the model's variables with gradients that this strategy sends as rows."""
     from nbdist.train.context import current
 
     on_host = backend(current().device) is np
-    return model.tables if strategy.takes_rows and optimizer.takes_rows and on_host else ()
+    takes_rows = optimizer.takes_rows and optimizer.is_plain
+    return model.tables if strategy.takes_rows and takes_rows and on_host else ()

@@ -39,7 +39,7 @@ from nbdist.train.resume_loop import Config, ResumeAdapter
 from nbdist.train.schedule import RateAt, RateSchedule
 from nbdist.train.step import Batch, Step, StepDriver
 from nbdist.train.step_timing import StepEvents
-from nbdist.train.strategy import tables_of
+from nbdist.train.strategy import require_update, tables_of
 from nbdist.train.trainable import Program, Trainable
 from nbdist.train.weighing import counted_in, measures_of, own_loss
 
@@ -86,6 +86,7 @@ def opened(
     _begin_progress(context, dataset, epochs, steps_per_epoch)
     _require_room(context, model, optimizer)
     share_fixed(context, model)
+    require_update(strategy, optimizer, [name for name, _ in model.variables])
     replica = own = strategy.begin(model, optimizer)
     batches: EpochBatches | None = None
     try:

@@ -51,6 +51,7 @@ class InGraphStrategy(Strategy):
 
     name = "in_graph"
     skips = False
+    calls_update = True
     no_loops = (
         "towers are in one graph, which fit builds from a model; use Model.fit, or between-graph "
         "replication, where every worker runs its own loop (%%distribute without --replication in-graph)"

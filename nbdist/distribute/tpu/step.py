@@ -27,7 +27,7 @@ from nbdist.graph.op import show
 from nbdist.graph.tensor import Variable
 from nbdist.graph.xla.cache import compile_once
 from nbdist.graph.xla.devices import jax_module, wide_types
-from nbdist.graph.xla.functional import FunctionalArray, updated
+from nbdist.graph.xla.functional import FunctionalArray, prepared, updated
 from nbdist.graph.xla.trace import pure_function
 from nbdist.train.context import current
 from nbdist.train.trainable import WholeStep
@@ -132,8 +132,9 @@ def _updated(
     optimizer, (rate, step) = copy(replica.optimizer), map(FunctionalArray, numbers)
     optimizer.learning_rate = rate
     new: dict[str, list[Any]] = {"values": [], "slots": []}
-    for value, slot, place in zip(values, slots, replica.placement["values"], strict=True):
-        after, kept = updated(optimizer, value, next(gradients), slot, step, place.is_fully_replicated)
+    values, own = prepared(optimizer, values, list(islice(gradients, len(values))))
+    for value, gradient, slot, place in zip(values, own, slots, replica.placement["values"], strict=True):
+        after, kept = updated(optimizer, value, gradient, slot, step, place.is_fully_replicated)
         new["values"].append(after)
         new["slots"].append(kept)
     return new

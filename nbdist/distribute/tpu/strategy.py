@@ -65,6 +65,7 @@ class TPUStrategy(Strategy, StepCompiler):
     name = "tpu"
     alone = True
     continues = True
+    calls_update = True
     compiler = itself
 
     def __init__(

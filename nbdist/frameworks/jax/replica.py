@@ -26,7 +26,7 @@ from nbdist.frameworks.jax.optimizer import OptaxOptimizer
 from nbdist.frameworks.jax.tree import copy_leaves
 from nbdist.graph.backend import Array
 from nbdist.graph.xla.devices import jax_module, wide_types
-from nbdist.graph.xla.functional import FunctionalArray, updated
+from nbdist.graph.xla.functional import FunctionalArray, prepared, updated
 from nbdist.optim import OPTIMIZERS, Optimizer
 from nbdist.train.capabilities import Overlap
 from nbdist.train.compiled_replica import CompiledReplica
@@ -184,6 +184,7 @@ class JaxReplica(CompiledReplica, Overlap):
             optimizer = copy(self.optimizer)
             optimizer.learning_rate = FunctionalArray(rate.astype(np.float64))
             number = FunctionalArray(step.astype(np.int64))
+            values, gradients = prepared(optimizer, values, gradients)
             for value, gradient, slot in zip(values, gradients, slots, strict=True):
                 after, kept = updated(optimizer, value, gradient, slot, number)
                 new["values"].append(after)

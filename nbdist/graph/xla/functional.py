@@ -15,7 +15,7 @@ that it is combined with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -115,6 +115,43 @@ def updated(
     optimizer.apply(p, g, state, step)
     after = {name: one.value.reshape(slots[name].shape) for name, one in state.items()}
     return p.value.reshape(value.shape), after
+
+
+def prepared(
+    optimizer: Any, values: Sequence[Any], gradients: Sequence[Any]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Return all parameters and gradients of an update as `Optimizer.update` prepares them.
+
+    ``optimizer`` has a learning rate that is a `FunctionalArray`. `require_compilable` says what is left out.
+    """
+    xp = jax_module().numpy
+    if optimizer.clipvalue:
+        gradients = [xp.clip(one, -optimizer.clipvalue, optimizer.clipvalue) for one in gradients]
+    elif largest := optimizer.clipnorm or optimizer.global_clipnorm:
+        squares = [xp.sum(xp.square(one)) for one in gradients]
+        squares = [sum(squares)] * len(squares) if optimizer.global_clipnorm else squares
+        factors = [largest / xp.maximum(xp.sqrt(one), largest) for one in squares]
+        gradients = [one * by.astype(one.dtype) for one, by in zip(gradients, factors, strict=True)]
+    if optimizer.weight_decay and not optimizer.decays_itself:
+        kept = [FunctionalArray(one) for one in values]
+        for one in kept:
+            optimizer.decay(one)
+        values = [one.value for one in kept]
+    return values, gradients
+
+
+def require_compilable(optimizer: Any) -> None:
+    """Raise InvalidArgumentError for an optimizer with an update that XLA does not compile."""
+    for name, given in (
+        ("gradient_accumulation_steps", optimizer.gradient_accumulation_steps),
+        ("exclude_from_weight_decay", ", ".join(optimizer.excluded)),
+    ):
+        if given:
+            raise InvalidArgumentError(
+                f"{type(optimizer).__name__}: under strategy tpu, and of JAX on one device, XLA compiles a "
+                f"step with its update, which has no {name} ({given}): drop it, or take --strategy "
+                "multi_worker"
+            )
 
 
 def _plain(value: Any) -> Any:

@@ -253,10 +253,12 @@ class HostedShard:
 
     def bytes_for(self, meta: dict[str, Any]) -> int:
         """Return the bytes that the shard takes: parameters, gradients in slots, the optimizer's slots."""
-        kept = len(from_config(meta["optimizer"]).get_slot_names())
+        optimizer = from_config(meta["optimizer"])
+        kept = len(optimizer.get_slot_names())
         tables = sum(prod(shape) * np.dtype(dtype).itemsize for _, shape, dtype in self.tables)
         shared = Mailbox.size(self.layout, self.rules.first) if meta["shared"] else self.layout.size
-        return shared + kept * self.layout.size + (1 + kept) * tables
+        copied = 0 if optimizer.is_plain else self.layout.size
+        return shared + copied + kept * self.layout.size + (1 + kept) * tables
 
     def fill_slot(self, slot: str, buffer: Array) -> None:
         """Store a slot of the optimizer, in bytes laid out as the parameters are."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from nbdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
 from nbdist.optim import Optimizer
+from nbdist.optim.base import Part
 from nbdist.runtime.layout import Layout
 from nbdist.runtime.ps.mailbox import BEGUN, CHANGES, COUNTERS, GLOBAL_STEP, VERSION
 from nbdist.runtime.ps.restore import Restoration
@@ -66,7 +67,9 @@ class ParameterShard:
         self.updates, self.before = 0, before
         counters[GLOBAL_STEP] = before
         self.flats = layout.flats(memory)
-        self.slots = [optimizer.new_slots(flat) for flat in self.flats]
+        self.slots = [optimizer.all_slots(flat) for flat in self.flats]
+        self._own = None if optimizer.is_plain else layout.buffer()
+        """Where a gradient is clipped: what it is sent in stays as it is, for a standby."""
         self.accumulator = Accumulator()
         self.statistics = GradientStatistics.of(rules.replicas)
         self.quorum = Quorum(rules, first=first) if rules.synchronous else None
@@ -322,9 +325,8 @@ class ParameterShard:
         self.counters[BEGUN] = self.updates  # a replica that outlives this process looks at it
         if not marked:
             self.optimizer.follow(self.before + self.updates - 1)
-        for flat, change, slots in zip([] if marked else self.flats, gradient, self.slots, strict=False):
-            assert not isinstance(change, RowGradient)
-            self.optimizer.apply(flat, change, slots, self.before + self.updates)
+        if not marked:
+            self._update(gradient)
         if self.tables.arrays and not marked:
             rows = [part for part in gradient if isinstance(part, RowGradient)]
             self.tables.apply(rows, self.before + self.updates)
@@ -335,6 +337,21 @@ class ParameterShard:
             fence()
             self.counters[CHANGES] += 1
         return not marked
+
+    def _update(self, gradient: Gradient) -> None:
+        """Change the parameters that are no tables by a gradient, which keeps its values."""
+        changes = [one for one in gradient if not isinstance(one, RowGradient)]
+        if self._own is not None:
+            kept = self.layout.flats(self._own)
+            for own, one in zip(kept, changes, strict=True):
+                np.copyto(own, one)
+            changes = kept
+        flats = list(zip(self.flats, changes, self.slots, strict=True))
+        self.optimizer.update(flats, self.before + self.updates, lambda: self._parts(changes))
+
+    def _parts(self, changes: Sequence[Array]) -> list[Part]:
+        views = zip(self.layout.entries, self.layout.cut(self.flats), self.layout.cut(changes), strict=True)
+        return [Part(number, entry.name, p, g) for number, (entry, p, g) in enumerate(views)]
 
 
 Gradient: TypeAlias = list[Array | RowGradient]

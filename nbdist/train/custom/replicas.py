@@ -29,6 +29,7 @@ from nbdist.train.replica import Replica, arrays_computed_with
 from nbdist.train.schedule import RateSchedule
 from nbdist.train.step import Step
 from nbdist.train.step_timing import StepAccount, StepEvents
+from nbdist.train.strategy import require_update
 from nbdist.train.trainable import Program, ProgramSpec, Trainable
 from nbdist.wire.collective.base import Collective
 from nbdist.wire.collective.call import cupy_of, is_on_device
@@ -321,6 +322,7 @@ class VariableGroup(NoVariables):
             "this process replaces one that was lost, and a loop of your own cannot continue at its step: "
             "use model.fit or an Estimator, which do"
         )
+        require_update(context.strategy, self.optimizer, [v.name for v in self.trained])
         try:
             replica = self.own = context.strategy.begin(self, self.optimizer)
         except TrainingOver:
