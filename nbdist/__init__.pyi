@@ -40,7 +40,6 @@ from nbdist.graph.variables import global_variables_initializer as global_variab
 from nbdist.graph.variables import set_random_seed as set_random_seed
 from nbdist.graph.variables import trainable_variables as trainable_variables
 from nbdist.run.history import clean as clean
-from nbdist.run.history import runs as runs
 from nbdist.run.run import Run as Run
 from nbdist.run.stop import stop_cluster as stop_cluster
 from nbdist.runtime.server import Server as Server
@@ -55,9 +54,10 @@ from nbdist.trials.sweep import Sweep as Sweep
 from nbdist.ui.api import attach as attach
 from nbdist.ui.api import launch as launch
 from nbdist.ui.api import run_sweep as run_sweep
-from nbdist.ui.compare import compare as compare
+from nbdist.ui.compare.comparison import compare as compare
 from nbdist.ui.graph.view import show_graph as show_graph
 from nbdist.ui.inspect import inspect as inspect
+from nbdist.ui.runs import runs as runs
 from nbdist.ui.space_editor.editor import SpaceEditor as SpaceEditor
 from nbdist.ui.timeline.view import timeline as timeline
 from nbdist.wire.keys import ClusterKeys as ClusterKeys

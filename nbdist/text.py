@@ -28,6 +28,19 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in rows)
 
 
+def in_bytes(count: float) -> str:
+    """Return bytes for people.
+
+    >>> in_bytes(12), in_bytes(12_345), in_bytes(173_000_000)
+    ('12 B', '12 KB', '173 MB')
+    """
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
 def rate(value: float) -> str:
     """Return a rate with three significant digits: 0.123, 12.3, 1,230."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

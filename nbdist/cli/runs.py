@@ -27,7 +27,6 @@ from nbdist.run.history import (
     ListedRun,
     clean,
     delete_run,
-    in_bytes,
     read_labels,
     table,
     write_labels,
@@ -36,9 +35,9 @@ from nbdist.run.history import (
     runs as listed_runs,
 )
 from nbdist.run.record import is_under_way
-from nbdist.text import columns
-from nbdist.ui.compare import By
-from nbdist.ui.compare import compare as compare_runs
+from nbdist.text import columns, in_bytes
+from nbdist.ui.compare.comparison import compare as compare_runs
+from nbdist.ui.compare.curves import AXES, By
 from nbdist.ui.frozen.render import text
 from nbdist.ui.frozen.run import ALONE
 
@@ -233,7 +232,7 @@ def copy(file: BinaryIO) -> None:
 @some_runs
 @click.option(
     "--by",
-    type=click.Choice(["step", "time"]),
+    type=click.Choice(list(AXES)),
     default="step",
     show_default=True,
     help="Axis of the picture.",

@@ -174,7 +174,12 @@ def sync_run(run_id: str) -> None:
 
 def read_run(run_id: str) -> RunFile:
     """Read a run's ``run.json``; raises `NotFoundError` or `DataLossError`."""
-    path = run_folder(run_id) / "run.json"
+    return read_run_in(run_folder(run_id))
+
+
+def read_run_in(folder: Path) -> RunFile:
+    """Read the ``run.json`` in a folder, wherever it is; raises `NotFoundError` or `DataLossError`."""
+    run_id, path = folder.name, folder / "run.json"
     try:
         with path.open("rb") as file:
             data = file.read(LONGEST + 1)

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from html import escape
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, SupportsIndex, TypeVar, overload
 
 from nbdist.errors import (
     DataLossError,
@@ -42,14 +42,19 @@ from nbdist.metrics.run_folder import (
     STATUSES,
     RunFile,
     duration,
+    is_id,
     read_run,
+    read_run_in,
     run_folder,
     runs_folder,
     write_whole_file,
 )
+from nbdist.metrics.table import as_columns, parts_from_logs
+from nbdist.metrics.table import table as as_table
 from nbdist.numbers import is_whole
-from nbdist.run.record import is_under_way, under_way_of
-from nbdist.text import clip, columns
+from nbdist.run.archive import opened, write_archive
+from nbdist.run.record import ACTIVE, is_under_way, under_way_of
+from nbdist.text import clip, columns, in_bytes
 
 Row = TypeVar("Row")
 
@@ -102,9 +107,13 @@ def read_labels(folder: Path) -> Labels:
 
 def write_labels(run_id: str, **changes: Any) -> Labels:
     """Change a run's ``name``, ``tags`` or ``note`` and return all labels; raises InvalidArgumentError."""
-    folder = run_folder(run_id)
+    return write_labels_in(run_folder(run_id), **changes)
+
+
+def write_labels_in(folder: Path, **changes: Any) -> Labels:
+    """Do what `write_labels` does in a run's folder, wherever it is."""
     if not folder.is_dir():
-        raise NotFoundError(f"no run {run_id!r} in {folder.parent}; nb.runs() lists all runs")
+        raise NotFoundError(f"no run {folder.name!r} in {folder.parent}; nb.runs() lists all runs")
     labels = replace(read_labels(folder), **changes)
     labels = checked_labels(labels.name, labels.tags, labels.note)
     write_whole_file(folder / LABELS, json.dumps(vars(labels)).encode())
@@ -146,9 +155,10 @@ def checked_labels(name: object, tags: object, note: object) -> Labels:
 
 
 class Labelled:
-    """Operations on any run by its ``id``: rename, tag, note, delete."""
+    """Operations on any run by its ``folder``: rename, tag, note, export, delete."""
 
     id: str
+    folder: Path
 
     def rename(self, name: str) -> None:
         """Give the run another name; its id stays.
@@ -161,7 +171,7 @@ class Labelled:
 
             run.rename("baseline, two workers")
         """
-        self._show(write_labels(self.id, name=name))
+        self._write(name=name)
 
     def tag(self, *tags: str) -> None:
         """Add tags; ``nb.runs(tag="baseline")`` lists the runs that have one.
@@ -170,12 +180,11 @@ class Labelled:
 
         Raises InvalidArgumentError, NotFoundError.
         """
-        self._show(write_labels(self.id, tags=(*read_labels(run_folder(self.id)).tags, *tags)))
+        self._write(tags=(*self.labels.tags, *tags))
 
     def untag(self, *tags: str) -> None:
         """Remove tags; those that the run does not have are ignored. Raises NotFoundError."""
-        there = read_labels(run_folder(self.id)).tags
-        self._show(write_labels(self.id, tags=tuple(tag for tag in there if tag not in tags)))
+        self._write(tags=tuple(tag for tag in self.labels.tags if tag not in tags))
 
     def note(self, text: str) -> None:
         """Write a note about the run, in the place of the one before.
@@ -184,7 +193,25 @@ class Labelled:
 
         Raises InvalidArgumentError, NotFoundError.
         """
-        self._show(write_labels(self.id, note=text))
+        self._write(note=text)
+
+    def export(self, path: str | Path, *, files: bool = True) -> Path:
+        """Write the run with all its files into one zip file (mode 0600), and return its path.
+
+        ``nb.runs("digits.zip")`` opens it, here or on another machine. A run under way is exported as it is
+        now.
+
+        - ``path``: ends in .zip; a file there is replaced
+        - ``files``: False leaves out the states of trainings, checkpoints and artifacts
+
+        Raises InvalidArgumentError for another ending, ResourceExhaustedError for more than 2 GiB or 20,000
+        files, StorageError if the disk does not take it.
+
+        Example::
+
+            nb.runs("digits")[0].export("digits.zip", files=False)
+        """
+        return write_archive([self.folder], path, files)
 
     def delete(self) -> None:
         """Delete the run with all its files: logs, checkpoints, results. This cannot be undone.
@@ -210,7 +237,10 @@ class Labelled:
     @property
     def labels(self) -> Labels:
         """The name, tags and note that users have given it."""
-        return read_labels(run_folder(self.id))
+        return read_labels(self.folder)
+
+    def _write(self, **changes: Any) -> None:
+        self._show(write_labels_in(self.folder, **changes))
 
     def _show(self, labels: Labels) -> None:
         """Update this object with labels that were just written."""
@@ -223,21 +253,58 @@ class Labelled:
 class ListedRun(Labelled, RunFile):
     """A run of ``nb.runs()``: the content of its run.json, with the user's name for it.
 
-    ``tags`` are the user's tags, ``remark`` is the user's note, ``bytes`` the size of its files on disk.
+    ``tags`` are the user's tags, ``remark`` is the user's note, ``bytes`` the size of its files on disk,
+    ``folder`` is where they are. ``archive`` is the zip file that they come from, "" for none: such a run
+    can be read, and its labels cannot be changed.
     """
 
     tags: tuple[str, ...] = ()
     remark: str = ""
+    folder: Path = Path()
+    archive: str = ""
 
     @property
     def bytes(self) -> int:
         """Bytes that its files take on disk."""
-        return disk_bytes(run_folder(self.id))
+        return disk_bytes(self.folder)
 
     @property
     def trains(self) -> bool:
         """Whether it trains or logs metrics; a plain cell does neither."""
-        return trains(self, run_folder(self.id))
+        return trains(self, self.folder)
+
+    def metrics(self) -> Any:
+        """Return all points in its logs: a DataFrame if pandas is installed, else a dict of NumPy columns.
+
+        The columns are ``replica``, ``series`` (the name), ``step``, ``value`` and ``time`` (seconds since
+        1970), as those of the run of a cell. Raises DataLossError for a log that cannot be read.
+        """
+        return as_table(as_columns(parts_from_logs(self.folder)))
+
+    def delete(self) -> None:
+        """Delete the run with all its files: logs, checkpoints, results. This cannot be undone.
+
+        Raises FailedPreconditionError while it is under way, and for a run in a zip file; NotFoundError if it
+        was deleted before.
+        """
+        self._check_writable("deleted: delete the zip file")
+        if self.folder.parent == runs_folder():
+            delete_run(self.id)
+            return
+        if self.status in ACTIVE:
+            raise FailedPreconditionError(
+                f"run {self.id} is {self.status} according to its run.json, and may be under way on another "
+                f"machine: stop it there; or delete its folder {self.folder}"
+            )
+        delete_folder(self.folder)
+
+    def _write(self, **changes: Any) -> None:
+        self._check_writable(f"changed: unpack it into {runs_folder()}, and it is a run of yours")
+        super()._write(**changes)
+
+    def _check_writable(self, what: str) -> None:
+        if self.archive:
+            raise FailedPreconditionError(f"run {self.id} is in {self.archive}, and cannot be {what}")
 
     def _show(self, labels: Labels) -> None:
         shown = {"name": labels.name or self.name, "tags": labels.tags, "remark": labels.note}
@@ -260,6 +327,19 @@ class TableList(list[Row]):
     def cells(self, rows: list[Row]) -> list[tuple[str, ...]]:
         """Return the cells of these rows, headings first."""
         raise NotImplementedError
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> Row: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Self: ...
+
+    def __getitem__(self, at: SupportsIndex | slice) -> Row | Self:
+        if not isinstance(at, slice):
+            return super().__getitem__(at)
+        part = type(self)(super().__getitem__(at))
+        part.none, part.older, part.opens = self.none, self.older, self.opens
+        return part
 
     def __repr__(self) -> str:
         if not self:
@@ -336,25 +416,19 @@ def runs(
     status: str | None = None,
     tag: str | None = None,
     trained: bool | None = None,
+    folder: str | Path | None = None,
 ) -> RunList:
-    """Return the runs of this user, the newest first; a damaged one has status "damaged" and the error.
-
-    - ``find``: words of the id, the name, the tags or the note, in any order and case; None for all
-    - ``status``: "preparing", "running", "paused", "finished", "failed", "stopped" or "damaged"; None for all
-    - ``tag``: only runs that have this tag; None for all
-    - ``trained``: True for runs that train or log metrics, False for plain cells, None for both
-
-    A run with ``--tensorboard`` has its events in its folder: ``tensorboard --logdir <folder>/tensorboard``,
-    or with the folder of all runs, to compare them. Raises InvalidArgumentError for another status.
-
-    Example::
-
-        nb.runs("mnist async", status="finished", trained=True)
-    """
+    """Return the runs of this user, or those in a folder or a zip file; see ``nb.runs``."""
     if status is not None and status not in STATUSES:
         raise InvalidArgumentError(f"no run status {status!r}; {choices(status, STATUSES)}")
-    folders = (one for one in runs_folder().iterdir() if not one.name.startswith("."))
-    known = (listed(folder) for folder in folders if (folder / "run.json").is_file())
+    place, archive = (runs_folder(), "") if folder is None else place_of(folder)
+    folders = folders_in(place)
+    if folder is not None and not folders and place.name != "runs":
+        raise NotFoundError(
+            f"no runs in {os.fspath(folder)}: give the folder of a run, with a run.json in it, a folder of "
+            "such folders, an NBDIST_HOME, or a zip file of run.export"
+        )
+    known = (listed(one, archive) for one in folders)
     words = (find or "").lower().split()
     found = RunList(
         run
@@ -371,14 +445,41 @@ def runs(
     return found
 
 
-def listed(folder: Path) -> ListedRun | None:
+def place_of(given: str | Path) -> tuple[Path, str]:
+    """Return the folder that has the runs of a folder or a zip file, and the path of the zip file, or ""."""
+    path = Path(given).expanduser().absolute()
+    if path.is_dir():
+        archive = ""
+    elif path.is_file():
+        path, archive = opened(path), str(path)
+    else:
+        raise NotFoundError(
+            f"no folder or zip file {os.fspath(given)!r:.300}; words to find begin with no '/', './' or '~', "
+            "and do not end in .zip"
+        )
+    below = path / "runs"  # of an NBDIST_HOME
+    return (below if below.is_dir() and not (path / "run.json").is_file() else path), archive
+
+
+def folders_in(place: Path) -> list[Path]:
+    """Return the folders of runs in a folder, which may be that of one run itself."""
+    if (place / "run.json").is_file():
+        return [place]
+    names = (one.name for one in os.scandir(place) if is_id(one.name))
+    return [place / name for name in names if os.path.isfile(place / name / "run.json")]
+
+
+def listed(folder: Path, archive: str = "") -> ListedRun | None:
     """Return the record of a run folder; if run.json cannot be read, one with status "damaged".
 
-    None if it was removed just now, or if its name is not a run id: then it is not a run's folder.
+    None if it was removed just now, if its name is not a run id, or if it is a link: then it is not a run's
+    folder. ``archive`` is the zip file that it comes from.
     """
+    if folder.is_symlink() or not is_id(folder.name):
+        return None
     try:
-        record = read_run(folder.name)
-    except (NotFoundError, InvalidArgumentError):
+        record = read_run_in(folder)
+    except NotFoundError:
         return None
     except DataLossError as error:
         try:
@@ -388,7 +489,7 @@ def listed(folder: Path) -> ListedRun | None:
         record = RunFile(folder.name, status="damaged", error=str(error), created=changed)
     labels = read_labels(folder)
     known = {**vars(record), "name": labels.name or record.name}
-    return ListedRun(**known, tags=labels.tags, remark=labels.note)
+    return ListedRun(**known, tags=labels.tags, remark=labels.note, folder=folder, archive=archive)
 
 
 def trains(record: RunFile, folder: Path) -> bool:
@@ -412,7 +513,7 @@ def table(found: Sequence[RunFile]) -> list[tuple[str, ...]]:
 def row(run: RunFile) -> tuple[str, ...]:
     """Return a run's cells, as text; values of an unexpected type are left out."""
     workers = run.cluster.get("workers") if isinstance(run.cluster, Mapping) else None
-    size = disk_bytes(run_folder(run.id)) if isinstance(run, ListedRun) else 0
+    size = run.bytes if isinstance(run, ListedRun) else 0
     return (
         run.id,
         clip(run.name, LONGEST_ERROR),
@@ -471,19 +572,6 @@ def size_of(path: Path) -> int:
         return 0
 
 
-def in_bytes(count: float) -> str:
-    """Return bytes for people.
-
-    >>> in_bytes(12), in_bytes(12_345), in_bytes(173_000_000)
-    ('12 B', '12 KB', '173 MB')
-    """
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
 def delete_run(run_id: str) -> int:
     """Delete a run's folder and return the bytes that its files took.
 
@@ -497,14 +585,21 @@ def delete_run(run_id: str) -> int:
             raise FailedPreconditionError(
                 f"run {run_id} is under way: stop it first, with nb.attach({run_id!r}).stop() or in the panel"
             )
+    return delete_folder(folder)
+
+
+def delete_folder(folder: Path) -> int:
+    """Delete the folder of a run, wherever it is, and return the bytes that its files took."""
+    if not folder.is_dir():
+        raise NotFoundError(f"no run {folder.name!r} in {folder.parent}; it was deleted before")
     size = disk_bytes(folder)
-    hidden = folder.with_name(f"{DELETED}{run_id}-{secrets.token_hex(4)}")
+    hidden = folder.with_name(f"{DELETED}{folder.name}-{secrets.token_hex(4)}")
     folder.rename(hidden)
     for left in folder.parent.glob(f"{DELETED}*"):  # also folders that a crash left
         shutil.rmtree(left, ignore_errors=True)  # another deletion may remove the same at this moment
     if hidden.exists():
         raise UnavailableError(
-            f"run {run_id} is deleted, but files of it are left in {hidden}: remove that folder"
+            f"run {folder.name} is deleted, but files of it are left in {hidden}: remove that folder"
         )
     return size
 

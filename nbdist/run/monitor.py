@@ -27,7 +27,6 @@ from typing import Any
 from nbdist.errors import NbdistError, TaskDiedError, UnavailableError, WorkerError
 from nbdist.run.body_error import body_error, ended_before
 from nbdist.run.followed import FollowedRun
-from nbdist.run.history import in_bytes
 from nbdist.run.inbox import Inbox
 from nbdist.run.protocols import RunCalls
 from nbdist.run.recovery.failure_detector import FailureDetector, RootCause
@@ -38,6 +37,7 @@ from nbdist.run.recovery.resizing import WorkerGrowth
 from nbdist.run.recovery.shutdown import REPLACE_AFTER, StuckTaskReplacer, given_up_report
 from nbdist.run.recovery.worker_changes import WorkerChanges
 from nbdist.runtime.task import TaskInfo
+from nbdist.text import in_bytes
 
 LAST_MESSAGE_SECONDS = 5.0  # for which the last points of a task, sent before its outcome, may still arrive
 QUIET_SECONDS = 2.0  # of copying after the end of a run, which then says so

@@ -157,7 +157,10 @@ def _epochs(training: Training, epochs: int, validate: Validate | None, has_call
     context, history, replica = training.context, training.history, training.replica
     batches, loop = training.batches, _Loop(training)
     for epoch in range(batches.cursor.epoch, epochs):
-        context.begin_epoch(epoch + 1, epochs)
+        if batches.cursor.batches:  # a resumed training continues within it
+            context.progress.epoch, context.progress.epochs = epoch + 1, epochs
+        else:
+            context.begin_epoch(epoch + 1, epochs)
         training.driver.boundary.show_rate("callback")  # one may have set it
         history.begin_epoch(epoch)
         if batches.cursor.batches:  # a resumed training continues within it, at the rate that it had

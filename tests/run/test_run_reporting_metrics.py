@@ -133,7 +133,9 @@ def test_tensorboard_reads_a_run(begin: Callable[..., Run], replication: str) ->
     assert content.keys() == {"worker-0", "worker-1", "worker-2", "worker-0/validation"}
     for name, tags in content.items():
         own = {"own", "own/epoch"} if name == "worker-0" or replication == "between-graph" else set()
-        assert set(tags) - {"staleness"} == ({"loss"} if "/" in name else {"loss", "step_ms"} | own)
+        assert set(tags) - {"staleness", "epoch begins"} == (
+            {"loss"} if "/" in name else {"loss", "step_ms"} | own
+        )
     for i in range(3):
         events = [(e.step, float(e.tensor_proto.float_val[0])) for e in found.Tensors(f"worker-{i}", "loss")]
         assert [s for s, _ in events] == [s for r, s, _ in points(run, "loss") if r == i]

@@ -202,6 +202,7 @@ def test_every_point_is_recorded(strategy: WatchedStrategy, context: Context, tm
         "accuracy", "epoch begins", "learning rate", "loss", "staleness", "step_ms", "val_accuracy",
         "val_loss",
     ]  # fmt: skip
+    assert series("epoch begins") == ([0, 4], [1.0, 2.0])
     assert series("loss")[0] == series("accuracy")[0] == series("staleness")[0] == list(range(1, 9))
     assert series("val_loss") == ([4, 8], pytest.approx(history["val_loss"]))
     assert np.mean(series("loss")[1][4:]) == pytest.approx(history["loss"][1])

@@ -162,7 +162,7 @@ class Bench:
         columns = columns_from_logs(own)
         points: dict[str, dict[int, float]] = {}
         for name, step, value in zip(columns["series"], columns["step"], columns["value"], strict=True):
-            if name != "step_ms":
+            if name not in ("step_ms", "epoch begins"):  # the first differs, the second is of whole epochs
                 points.setdefault(str(name), {})[int(step)] = float(value)
         return Ended(model, history.history, points, context)
 

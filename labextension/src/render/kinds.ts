@@ -1,10 +1,11 @@
-/** The two kinds of data in outputs. Their drawing code is loaded when the first one is visible. */
+/** The kinds of data in outputs. Their drawing code is loaded when the first one is visible. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { CLOCK } from '@widget/comm/frames.js';
 import { make } from '@widget/dom/elements.js';
 import { type Drawing, uniqueName } from './drawing';
-import type { BundleKind, Send } from './renderer';
+import { type ComparisonBundle, readComparison } from './comparison-bundle';
+import { type BundleKind, python, type Send } from './renderer';
 import { readRun, type RunBundle } from './run-bundle';
 import { readSweep, type SweepBundle } from './sweep-bundle';
 import type { Commanded } from './sweep-commands';
@@ -15,7 +16,7 @@ export const RUN: BundleKind<RunBundle> = {
   fetch: (client, id) => client.runOutput(id),
   draw: drawRun,
   id: bundle => bundle.head.run,
-  attaches: trans => trans.__('opens the run in a kernel.'),
+  again: ({ head }, trans) => ({ code: `nb.attach(${python(head.run)})`, text: trans.__('opens the run in a kernel.') }),
   below: (texts, { leftOut, progress, marks }, trans) => {
     const drawn = [`trained on ${progress.trained_on}`, `⚠ ${progress.warning}`, `checkpoint: ${progress.checkpoint?.path}`];
     const [first] = marks; // one line names all, after a sign each
@@ -37,7 +38,10 @@ export const SWEEP: BundleKind<SweepBundle> = {
   fetch: (client, id) => client.sweepOutput(id),
   draw: drawSweep,
   id: bundle => bundle.snapshot.head.id,
-  attaches: trans => trans.__('follows the sweep from a kernel, where trials can be added, stopped and cloned.'),
+  again: ({ snapshot }, trans) => ({
+    code: `nb.attach(${python(snapshot.head.id)})`,
+    text: trans.__('follows the sweep from a kernel, where trials can be added, stopped and cloned.')
+  }),
   below: (texts, { snapshot, shown, of, leftOut }, trans) => {
     const parts: HTMLElement[] = [];
     if (shown < of) {
@@ -52,6 +56,19 @@ export const SWEEP: BundleKind<SweepBundle> = {
       folded.open = snapshot.status.state === 'failed';
       parts.push(folded);
     }
+    return parts.length ? [make('div', { class: 'nbd-details' }, ...parts)] : [];
+  }
+};
+
+export const COMPARISON: BundleKind<ComparisonBundle> = {
+  mimeType: 'application/vnd.nbdist.comparison+json',
+  read: readComparison,
+  draw: drawComparison,
+  id: () => '',
+  again: ({ runs }, trans) => ({ code: `nb.compare(${runs.map(({ id }) => python(id)).join(', ')})`, text: trans.__('reads the runs again.') }),
+  below: (texts, { leftOut }, trans) => {
+    const words = texts.filter(part => !part.querySelector('table')); // the drawing has it
+    const parts = leftOut ? [make('p', {}, curvesLeftOut(leftOut, trans)), ...words] : words;
     return parts.length ? [make('div', { class: 'nbd-details' }, ...parts)] : [];
   }
 };
@@ -76,6 +93,14 @@ async function drawSweep(first: SweepBundle): Promise<Drawing<SweepBundle>> {
   take(first);
   const commanded: Commanded = { connect: send => grid.connect(send), receive: answer => grid.commands.receive(answer) };
   return { element: grid.element, take, redraw: () => grid.redraw(), close: () => grid.destroy(), commanded };
+}
+
+/** The curves of several runs, and what differs between them. */
+async function drawComparison(first: ComparisonBundle): Promise<Drawing<ComparisonBundle>> {
+  const { CompareView } = await import('@widget/compare/view.js');
+  const view = new CompareView(uniqueName());
+  view.apply(first);
+  return { element: view.element, take: bundle => view.apply(bundle), redraw: () => view.redraw(), close: () => view.close() };
 }
 
 function curvesLeftOut(count: number, trans: TranslationBundle): string {

@@ -7,7 +7,7 @@ import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { INbdist } from '../token';
 import { watchViews } from './live-views';
-import { RUN, SWEEP } from './kinds';
+import { COMPARISON, RUN, SWEEP } from './kinds';
 import { type RenderContext, BundleRenderer, type BundleKind } from './renderer';
 import { followAutosave } from './save-views';
 
@@ -15,7 +15,7 @@ const RANK = 10; // before text/html, which has 50, and the picture
 
 export const renderers: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:renderers',
-  description: 'Draws the saved curves of runs and the saved trials of sweeps; no kernel is needed.',
+  description: 'Draws the saved curves of runs, comparisons of runs and the saved trials of sweeps; no kernel is needed.',
   autoStart: true,
   requires: [IRenderMimeRegistry],
   optional: [ITranslator, INbdist, INotebookTracker],
@@ -35,6 +35,7 @@ export const renderers: JupyterFrontEndPlugin<void> = {
     };
     add(registry, RUN, around);
     add(registry, SWEEP, around);
+    add(registry, COMPARISON, around);
   }
 };
 

@@ -19,13 +19,13 @@ export interface BundleKind<Bundle> {
   readonly mimeType: string;
   /** Raises `Unreadable`. */
   read(data: unknown): Bundle;
-  /** Ask the Jupyter server for the output of a run or sweep; raises `ApiError`. */
-  fetch(client: Client, id: string): Promise<SavedOutput>;
+  /** Ask the Jupyter server for the output of a run or sweep, of a kind that may be under way; raises `ApiError`. */
+  fetch?(client: Client, id: string): Promise<SavedOutput>;
   /** `send` receives what the drawing asks for; without it, it asks for nothing. */
   draw(bundle: Bundle, send?: Send): Promise<Drawing<Bundle>>;
   id(bundle: Bundle): string;
-  /** The text on what `nb.attach(...)` does with it. */
-  attaches(trans: TranslationBundle): string;
+  /** The code that shows it again in a kernel, and the text on what that does. */
+  again(bundle: Bundle, trans: TranslationBundle): { code: string; text: string };
   /** The elements below the drawing; `texts` come from the bundle's HTML. */
   below(texts: HTMLElement[], bundle: Bundle, trans: TranslationBundle): HTMLElement[];
 }
@@ -59,7 +59,7 @@ export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRende
   async renderModel(model: IRenderMime.IMimeModel): Promise<void> {
     this.endFollow();
     this.model = model;
-    const id = liveId(model.data[this.kind.mimeType]);
+    const id = this.kind.fetch ? liveId(model.data[this.kind.mimeType]) : null;
     if (id !== null) {
       await this.follow(id, model);
     } else {
@@ -75,11 +75,12 @@ export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRende
     let waits = true;
     this.endFollow = () => (waits = false);
     try {
+      const { kind } = this;
       const { client, trans } = this.around;
-      if (!client) {
+      if (!client || !kind.fetch) {
         throw new Error(trans.__('No Jupyter server can be asked for it.'));
       }
-      const { data, over } = (await this.kind.fetch(client, id)) as { data: Data; over: boolean };
+      const { data, over } = (await kind.fetch(client, id)) as { data: Data; over: boolean };
       if (!waits || this.isDisposed) {
         return;
       }
@@ -133,7 +134,8 @@ export class BundleRenderer<Bundle> extends Widget implements IRenderMime.IRende
     const { kind, around: context } = this;
     const texts = htmlTexts(textOf(data['text/html']));
     const below = kind.below(texts, bundle, context.trans);
-    this.footer = attachFooter(kind.id(bundle), kind.attaches(context.trans), context.trans, context.commands);
+    const { code, text } = kind.again(bundle, context.trans);
+    this.footer = codeFooter(code, text, context.trans, context.commands);
     this.footer.hidden = this.hasCommands; // it says how to get the commands
     if (underWay) {
       const words = context.trans.__('It continues without a kernel of this notebook; the Jupyter server shows it.');
@@ -257,9 +259,8 @@ function textOf(value: unknown): string {
 
 const INSERT = 'nbdist:insert-attach';
 
-/** The code that loads it in a kernel, with a button that inserts the code into the notebook where possible. */
-export function attachFooter(id: string, what: string, trans: TranslationBundle, commands: CommandRegistry | null): HTMLElement {
-  const call = `nb.attach(${python(id)})`;
+/** The code that shows it in a kernel, with a button that inserts the code into the notebook where possible. */
+export function codeFooter(call: string, what: string, trans: TranslationBundle, commands: CommandRegistry | null): HTMLElement {
   const line = make('p', { class: 'nbd-attach' }, make('code', {}, call), ` ${what}`);
   if (commands?.hasCommand(INSERT)) {
     const title = trans.__('Insert the code into the notebook');

@@ -86,7 +86,7 @@ function availableOf(value: Json): AvailableCharts {
   return { titles, count: whole(value['count']) ?? titles.length, most: Math.min(whole(value['most']) ?? 0, MOST_CHARTS) };
 }
 
-function planOf(value: unknown, numberOf: (name: string) => number): ChartSpec[] {
+export function planOf(value: unknown, numberOf: (name: string) => number): ChartSpec[] {
   const chart = record(value);
   const series = (key: string): number | null => {
     const name = chart[key];
@@ -123,7 +123,7 @@ function curveOf(value: unknown, names: Map<string, number>): CurveSegment[] {
 }
 
 /** Points with ascending steps; entries that are not pairs of numbers are dropped. */
-function pointsOf(curve: Json): { steps: number[]; values: number[] } {
+export function pointsOf(curve: Json): { steps: number[]; values: number[] } {
   const steps: number[] = [];
   const values: number[] = [];
   const parts = tokens(curve['values']);

@@ -135,3 +135,35 @@ declare module '@widget/sweep/view.js' {
     destroy(): void;
   }
 }
+
+declare module '@widget/compare/view.js' {
+  import type { CurveSegment } from '@widget/comm/frames.js';
+  import type { ChartSpec } from '@widget/run/view.js';
+
+  export type By = 'step' | 'epoch' | 'time';
+  /** A text for each run, and the places of the runs with the best value. */
+  export interface Row {
+    name: string;
+    texts: string[];
+    best: number[];
+  }
+  /** Runs beside each other; the `replica` of a curve is the place of its run. */
+  export interface Comparison {
+    by: By;
+    runs: { id: string; name: string; status: string }[];
+    charts: ChartSpec[];
+    curves: CurveSegment[];
+    axes: { run: number; by: By; steps: number[]; values: number[] }[];
+    differences: Row[];
+    metrics: Row[];
+  }
+  /** The view of several runs. */
+  export class CompareView {
+    constructor(name: string);
+    readonly element: HTMLElement;
+    apply(data: Comparison): void;
+    redraw(): void;
+    draw(): void;
+    close(): void;
+  }
+}

@@ -160,8 +160,7 @@ def as_text(points: tuple[NDArray[Any], NDArray[Any]] | None) -> dict[str, str] 
     """Return some steps with a value each as text; None without points."""
     if points is None:
         return None
-    steps, values = points
-    return {"steps": " ".join(map(str, steps.tolist())), "values": " ".join(f"{one:.6g}" for one in values)}
+    return points_text(*points)
 
 
 def curves(
@@ -190,10 +189,12 @@ def some(name: str, replica: int, kind: str, steps: Any, values: Any) -> Iterato
 
 def curve(name: str, replica: int | str, kind: str, steps: Any, values: Any) -> dict[str, Any]:
     """Return a curve as JSON, with its points as text."""
+    return {"name": clip(name), "replica": replica, "kind": kind, **points_text(steps, values, ".4g")}
+
+
+def points_text(steps: Any, values: Any, form: str = ".6g") -> dict[str, str]:
+    """Return points as JSON: two texts."""
     return {
-        "name": clip(name),
-        "replica": replica,
-        "kind": kind,
         "steps": " ".join(str(int(step)) for step in steps),
-        "values": " ".join(f"{value:.4g}" for value in values),
+        "values": " ".join(f"{value:{form}}" for value in values),
     }

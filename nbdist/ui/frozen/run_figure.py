@@ -50,11 +50,15 @@ def picture(
     ``axis`` is the label of x. The background is opaque, so that the picture is readable on a dark page.
     """
     with own_style():
-        figure = draw(store, charts, tasks, axis, marks, ended_replicas)
-        dots = SHARPEST
-        while len(png := encode(figure, dots)) > limit and dots > COARSEST:
-            # The size is about proportional to the length of the edges; each attempt draws the figure again.
-            dots = max(COARSEST, min(dots - 5, int(dots * (limit / len(png)) ** 0.85)))
+        return encode_within(draw(store, charts, tasks, axis, marks, ended_replicas), limit)
+
+
+def encode_within(figure: Figure, limit: int) -> bytes:
+    """Return the figure as a PNG of at most ``limit`` bytes, with the highest resolution that fits."""
+    dots = SHARPEST
+    while len(png := encode(figure, dots)) > limit and dots > COARSEST:
+        # The size is about proportional to the length of the edges; each attempt draws the figure again.
+        dots = max(COARSEST, min(dots - 5, int(dots * (limit / len(png)) ** 0.85)))
     return png
 
 

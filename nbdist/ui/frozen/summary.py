@@ -99,12 +99,22 @@ def last_and_best(name: str, last: float, lowest: float, highest: float) -> dict
     >>> [*last_and_best("norm", 2.0, 1.0, 3.0)]
     ['norm (last)', 'norm (lowest)', 'norm (highest)']
     """
-    words = re.split(r"[^a-z0-9]+", name.lower())
-    found = {f"{name} (last)": last}
-    for kinds, best in ((LOWER, lowest), (HIGHER, highest)):
-        if any(word.startswith(kinds) for word in words):
-            return {**found, f"{name} (best)": best}
+    found, goal = {f"{name} (last)": last}, goal_of(name)
+    if goal is not None:
+        return {**found, f"{name} (best)": lowest if goal == "min" else highest}
     return {**found, f"{name} (lowest)": lowest, f"{name} (highest)": highest}
+
+
+def goal_of(name: str) -> Literal["min", "max"] | None:
+    """Return whether low or high values of a series are good, if its name says so.
+
+    >>> goal_of("val_loss"), goal_of("accuracy"), goal_of("norm")
+    ('min', 'max', None)
+    """
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    if any(word.startswith(LOWER) for word in words):
+        return "min"
+    return "max" if any(word.startswith(HIGHER) for word in words) else None
 
 
 def apart(summary: Summary) -> Mapping[str, float]:

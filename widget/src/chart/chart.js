@@ -4,9 +4,9 @@ import { EPOCHS, MEAN } from "../comm/frames.js";
 import { make, setText } from "../dom/elements.js";
 import { COLOURED, replicaColour } from "../dom/theme.js";
 import { keysOf } from "../export/figures.js";
-import { formatCount, formatDuration, formatExact, formatTick, formatValue } from "../text/format.js";
+import { formatCount, formatExact, formatTick, formatValue } from "../text/format.js";
 import { annotationPositions, annotationsAt, annotationText, drawAnnotations } from "./annotations.js";
-import { epochAt, lineLabel, linesOf, nearestIndex } from "./curves.js";
+import { epochAt, lineLabel, nearestIndex, RUN_GLYPHS } from "./curves.js";
 import { domainX, domainY, panned, panToShow, within, zoomed } from "./domain.js";
 import { Readout } from "./readout.js";
 import { linearTicks, logTicks } from "./ticks.js";
@@ -26,6 +26,8 @@ import { linearTicks, logTicks } from "./ticks.js";
  * @property {string} table id of the table with the same data
  * @property {string} sync name of the group whose cursors move together
  * @property {import("../text/format.js").Unit} unit
+ * @property {() => import("./across.js").Across} across what the x axis has
+ * @property {(plan: ChartSpec, options: Options) => Line[]} lines of a chart, in drawing order
  * @property {import("./annotations.js").Annotation[]} annotations
  * @property {(range: [number, number] | null) => void} zoom show this range of x in all charts
  * @property {[number, number] | null} zoomed
@@ -72,14 +74,14 @@ export class Chart {
 
   /** Draws the current points. @param {number} width in CSS pixels */
   draw(width) {
-    this.lines = linesOf(this.shared.curves, this.plan, this.shared.options);
+    this.lines = this.shared.lines(this.plan, this.shared.options);
     const height = Math.max(LOWEST, Math.min(HIGHEST, Math.round(width * ASPECT)));
     if (!this.plot) {
       this.plot = new uPlot(this.uplotOptions(width, height), [[0, 1], [0, 1]], this.box);
     } else if (this.plot.width !== width || this.plot.height !== height) {
       this.plot.setSize({ width, height });
     }
-    this.plot.axes[0].label = this.shared.options.byTime ? "time since the start" : this.shared.unit.axis;
+    this.plot.axes[0].label = this.shared.across().label;
     this.plot.setData([[0, 1], [0, 1]]); // makes uPlot call our range functions
     this.write();
   }
@@ -119,8 +121,8 @@ export class Chart {
       },
       scales: { x: { time: false, range: () => this.shownDomain() }, y: { range: () => domainY(this.lines, this.shownDomain(), shared.options.log) } },
       axes: [
-        { ...axis(), size: 24, gap: 4, space: 60, label: shared.unit.axis, labelSize: 16, labelGap: 0, labelFont: axis().font,
-          values: (_, ticks) => ticks.map(shared.options.byTime ? formatTickTime : formatTick) },
+        { ...axis(), size: 24, gap: 4, space: 60, label: shared.across().label, labelSize: 16, labelGap: 0, labelFont: axis().font,
+          values: (_, ticks) => ticks.map(shared.across().tick) },
         { ...axis(), size: 52, gap: 4, space: 32,
           splits: (plot, _, low, high, step, space) => shared.options.log
             ? logTicks(low, high, Math.max(2, Math.floor(plot.bbox.height / devicePixelRatio / space)))
@@ -268,6 +270,7 @@ export class Chart {
   /** The colour of a line's key. @param {Line} line */
   tone({ kind, replica }) {
     const { colours } = this.shared;
+    if (kind === "run" || kind === "run-validation") return replicaColour(colours, replica, COLOURED);
     if (kind !== "chosen") return kind === "validation" ? colours.second : colours.accent;
     const count = this.lines.filter((line) => line.kind === "points").length;
     return count > COLOURED ? colours.ink : replicaColour(colours, replica, count);
@@ -275,7 +278,7 @@ export class Chart {
 
   /** The line that the cursor follows. */
   mainLine() {
-    return this.lines.find((line) => line.kind === "train") ?? this.lines.find((line) => line.kind === "validation");
+    return this.lines.find((line) => line.kind === "train") ?? this.lines.find((line) => line.kind === "validation" || line.kind === "run") ?? this.lines[0];
   }
 
   /** Writes the values under the cursor, or the latest ones, to the legend, the readout and the label. */
@@ -296,7 +299,7 @@ export class Chart {
 
     const { plot } = this;
     if (!plot || this.at === null || !this.active || !mainLine) return this.readout.hide();
-    const place = [this.shared.options.byTime ? `${formatTickTime(mainLine.x)}, ${at}` : at, this.annotationText(plot)].filter(Boolean).join(" · ");
+    const place = [this.shared.across().place(mainLine.x, at), this.annotationText(plot)].filter(Boolean).join(" · ");
     this.readout.show(place, entries.map(({ tone, kind, label, y, step }) => ({
       tone, kind, label, value: formatExact(y), where: step === mainLine.step ? "" : `${one} ${formatCount(step)}`,
     })), ...this.aside(plot, entries));
@@ -325,11 +328,6 @@ export class Chart {
       setText(item.children[2], entry.value);
     });
   }
-}
-
-/** @param {number} seconds */
-function formatTickTime(seconds) {
-  return Number.isInteger(seconds) || seconds >= 10 ? formatDuration(seconds).replace(".0 s", " s") : `${formatTick(seconds)} s`;
 }
 
 // What a file of a chart has: its axes, which uPlot draws on the page only, and its points.
@@ -368,7 +366,7 @@ function drawAxes(canvas, on, [across, up], { colours, options }, family) {
  * @param {ChartSpec} plan @param {Shared} shared @returns {(string | number)[][]} */
 export function curveRows(plan, shared) {
   const options = { ...shared.options, byTime: false, smoothing: 0, chosen: null };
-  return linesOf(shared.curves, plan, options).flatMap((line) => {
+  return shared.lines(plan, options).flatMap((line) => {
     const label = lineLabel(line, shared.labels);
     return line.steps.map((step, i) => [plan.title, label, line.kind, step, line.ys[i]]);
   });
@@ -398,10 +396,11 @@ export function drawLines(canvas, plot, lines, colours) {
     const { kind } = line;
     const isChosen = kind === "chosen" || (kind === "points" && line.replica === chosen?.replica);
     canvas.globalAlpha = kind === "points" ? pointOpacity(replicas, isChosen) : kind === "trend" && !few ? trendOpacity(replicas) : 1;
-    canvas.lineWidth = plot.ratio * { points: 1, trend: few ? 1.25 : 1, train: 2.5, validation: 2, chosen: 2 }[kind];
-    canvas.setLineDash(kind === "validation" ? [6 * plot.ratio, 4 * plot.ratio] : []);
+    canvas.lineWidth = plot.ratio * { points: 1, trend: few ? 1.25 : 1, train: 2.5, validation: 2, chosen: 2, run: 2, "run-validation": 1.75 }[kind];
+    canvas.setLineDash(kind.endsWith("validation") ? [6 * plot.ratio, 4 * plot.ratio] : []);
     canvas.strokeStyle =
-      kind === "validation" ? colours.second
+      kind === "run" || kind === "run-validation" ? replicaColour(colours, line.replica, COLOURED)
+      : kind === "validation" ? colours.second
       : kind === "train" ? colours.accent
       : isChosen ? (few ? replicaColour(colours, line.replica, replicas) : colours.ink)
       : kind === "trend" ? replicaColour(colours, line.replica, replicas)
@@ -410,8 +409,9 @@ export function drawLines(canvas, plot, lines, colours) {
     strokeLine(canvas, plot, line);
     if (kind === "validation") drawMarkers(canvas, plot, line, colours);
     if (kind === "chosen") drawDiamonds(canvas, plot, line);
+    if (kind === "run" || kind === "run-validation") drawGlyphs(canvas, plot, line);
     canvas.globalAlpha = 1;
-    if (kind === "train" || kind === "validation" || kind === "chosen") drawNonFinite(canvas, plot, line, colours);
+    if (kind !== "points" && kind !== "trend") drawNonFinite(canvas, plot, line, colours);
   }
   canvas.restore();
 }
@@ -479,6 +479,25 @@ function drawDiamonds(canvas, plot, { xs, ys }) {
     canvas.closePath();
   }
   canvas.fill();
+}
+
+const GLYPH_SPACING = 96; // CSS pixels between the glyphs of a run's line
+
+/** The glyph of a run at intervals, which differ from those of other runs. @param {CanvasRenderingContext2D} canvas @param {Plot} plot @param {Line} line */
+function drawGlyphs(canvas, plot, { xs, ys, replica }) {
+  canvas.fillStyle = canvas.strokeStyle;
+  canvas.font = `${10 * plot.ratio}px sans-serif`;
+  canvas.textAlign = "center";
+  canvas.textBaseline = "middle";
+  const spacing = GLYPH_SPACING * plot.ratio;
+  let next = plot.left + (spacing * ((replica * 3) % RUN_GLYPHS.length)) / RUN_GLYPHS.length;
+  for (let i = 0; i < xs.length; i++) {
+    const [x, y] = [plot.x(xs[i]), plot.y(ys[i])];
+    const last = i === xs.length - 1;
+    if (!Number.isFinite(y) || (x < next && !last)) continue;
+    canvas.fillText(RUN_GLYPHS[replica % RUN_GLYPHS.length], x, y);
+    while (next <= x) next += spacing;
+  }
 }
 
 /** A cross at the upper edge for every value that is not finite.

@@ -8,8 +8,8 @@ import { CLOCK, MEAN, TREND } from "../comm/frames.js";
 /** @typedef {{ byTime: boolean, log: boolean, smoothing: number, chosen: number | null }} Options */
 /**
  * @typedef {object} Line
- * @property {"points" | "trend" | "train" | "validation" | "chosen"} kind
- * @property {number} replica
+ * @property {"points" | "trend" | "train" | "validation" | "chosen" | "run" | "run-validation"} kind
+ * @property {number} replica or the run's place in a comparison
  * @property {number[]} steps
  * @property {number[]} xs
  * @property {number[]} ys
@@ -175,9 +175,38 @@ export function linesOf(curves, plan, options) {
   return lines;
 }
 
+// The lines of one chart of a comparison.
+
+/** A glyph for each run, so that its line is known without its colour; nbdist/ui/compare/saved.py has the same. */
+export const RUN_GLYPHS = ["●", "■", "▲", "◆", "▼", "✚", "✖", "★"];
+
+/**
+ * The curve of each run that is not hidden, and dashed that of its validation data.
+ * @param {Curves} curves by run
+ * @param {(Curve | undefined)[] | null} places of steps on the x axis, by run; null: the steps themselves
+ * @param {ChartSpec} plan
+ * @param {Options} options
+ * @param {Set<number>} hidden
+ * @returns {Line[]}
+ */
+export function runLines(curves, places, { train, validation }, options, hidden) {
+  /** @type {Line[]} */
+  const lines = [];
+  for (const [kind, series] of /** @type {["run" | "run-validation", number | null][]} */ ([["run", train], ["run-validation", validation]])) {
+    for (const replica of curves.replicas(series)) {
+      const [curve, along] = [curves.get(replica, series), places?.[replica]];
+      if (!curve || hidden.has(replica) || (places && !along)) continue;
+      const xs = along ? secondsAt(curve.steps, along) : curve.steps;
+      lines.push({ kind, replica, steps: curve.steps, xs, ys: smooth(curve.values, kind === "run" ? options.smoothing : 0) });
+    }
+  }
+  return lines;
+}
+
 /** The name of a line in the legend and the table. @param {Line} line @param {string[]} labels of replicas */
 export function lineLabel(line, labels) {
   if (line.kind === "validation") return "validation";
+  if (line.kind === "run-validation") return `${labels[line.replica]}, validation`;
   if (line.kind === "train") return line.replica === MEAN ? "mean over replicas" : "training";
   return labels[line.replica] ?? `replica ${line.replica}`;
 }

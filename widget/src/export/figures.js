@@ -157,7 +157,7 @@ export function keysOf(caption) {
     if (one.hidden || one.matches(".nbd-chart-title, .nbd-spoken, button, select, [role=group], .nbs-caption, .nbs-ramp-legend")) return [];
     if (!one.matches(".nbd-key")) return one.children.length ? keysOf(one) : one.textContent ? [{ text: one.textContent }] : [];
     const text = [...one.children].slice(1).map((part) => part.textContent).filter(Boolean).join(" ");
-    const dashed = one.matches(".nbs-dashed, .nbd-key-validation");
+    const dashed = one.matches(".nbs-dashed, .nbd-key-validation, .nbd-key-run-validation");
     return [{ text, tone: one.style.getPropertyValue("--tone") || getComputedStyle(one).getPropertyValue("--tone").trim() || undefined, ...(dashed ? { dashed } : {}) }];
   });
 }

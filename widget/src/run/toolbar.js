@@ -10,9 +10,10 @@ export class ChartToolbar {
    * @param {() => void} changed
    * @param {() => void} reset shows all of x again
    * @param {HTMLElement} picking chooses charts
+   * @param {HTMLElement} [axis] chooses the x axis; by default a button for wall time
    */
-  constructor(options, changed, reset, picking) {
-    this.time = toggle("Wall time", "Wall time instead of steps on the x axis", (on) => {
+  constructor(options, changed, reset, picking, axis) {
+    this.time = axis ?? toggle("Wall time", "Wall time instead of steps on the x axis", (on) => {
       options.byTime = on;
       reset(); // the zoomed range is in the other unit
     });

@@ -1,6 +1,7 @@
 // The view of a run: combines its parts and redraws the changed ones, at most once per animation frame.
 import { AnnotationList } from "../chart/annotations.js";
-import { Chart } from "../chart/chart.js";
+import { OVER_TIME, overSteps } from "../chart/across.js";
+import { ChartGrid } from "../chart/grid.js";
 import { Curves, lineLabel, linesOf } from "../chart/curves.js";
 import { extent, valuesWithin } from "../chart/domain.js";
 import { make } from "../dom/elements.js";
@@ -34,8 +35,6 @@ import { ChartPicker, ChartToolbar } from "./toolbar.js";
  */
 /** @typedef {{ byTime: boolean, log: boolean, smoothing: number, chosen: number | null, table: boolean }} ViewSettings */
 
-const GAP = 24; // CSS pixels between charts
-const NARROWEST = 300; // CSS pixels of a chart beside another
 const NO_CHARTS = { titles: [], count: 0, most: 0 }; // to choose from
 const TABLE_EVERY = 500; // milliseconds
 
@@ -46,10 +45,7 @@ export class RunView {
     this.head = { title: "", run: "", tasks: [], total: null, charts: [], series: [] };
     /** @type {Record<string, any>} */
     this.progress = {};
-    /** @type {Chart[]} */
-    this.charts = [];
     this.pending = 0;
-    this.width = 0;
     this.tableDue = 0;
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.tableTimer = undefined;
@@ -66,6 +62,8 @@ export class RunView {
       zoomed: null,
       zoom: (range) => this.zoom(range),
       unit: stepUnit("steps", 1),
+      across: () => (this.shared.options.byTime ? OVER_TIME : overSteps(this.shared.unit)),
+      lines: (plan, options) => linesOf(this.shared.curves, plan, options),
     };
     this.header = new Header(name, (kind, rate) => send(kind, rate === null ? {} : { learning_rate: rate }));
     this.picker = new ChartPicker(name, (titles) => send("charts", { titles }));
@@ -93,10 +91,10 @@ export class RunView {
     }, "all charts");
     this.table = new DataTable(this.shared, this.exports.element);
     this.toolbar = new ChartToolbar(this.shared.options, () => (this.keepSettings(), this.redraw()), () => this.zoom(null), this.picker.element);
-    this.grid = make("div", { class: "nbd-charts" });
+    this.grid = new ChartGrid(this.shared);
     this.annotations = new AnnotationList((step) => this.charts[0]?.goToStep(step));
     this.figures = make("div", { class: "nbd-figures-area", role: "group", "aria-label": "Curves" },
-      this.toolbar.element, this.grid, this.annotations.element, this.table.element);
+      this.toolbar.element, this.grid.element, this.annotations.element, this.table.element);
     this.figures.hidden = true;
     this.table.element.addEventListener("toggle", () => (this.keepSettings(), this.table.show(this.head.charts)));
     this.releaseKeys = captureKeys(this.element);
@@ -132,12 +130,12 @@ export class RunView {
     this.redraw();
   }
 
+  get charts() {
+    return this.grid.charts;
+  }
+
   makeCharts() {
-    const wanted = JSON.stringify(this.head.charts);
-    if (wanted === JSON.stringify(this.charts.map((chart) => chart.plan))) return;
-    for (const chart of this.charts) chart.close();
-    this.charts = this.head.charts.map((plan) => new Chart(plan, this.shared));
-    this.grid.replaceChildren(...this.charts.map((chart) => chart.element));
+    if (!this.grid.setPlans(this.head.charts)) return;
     this.figures.hidden = this.charts.length === 0;
     this.exports.draw();
   }
@@ -180,16 +178,7 @@ export class RunView {
     this.input.show(this.progress.input, this.head.tasks.length);
     this.gpus.show(this.gpusOverTime, this.shared.labels, FINAL_STATES.includes(this.progress.state), this.head.tasks.length);
     this.pictures.show(this.summaries);
-    if (!this.charts.length) return;
-    // While JupyterLab changes its theme, elements have no width; no event reports the end of the change.
-    const whole = (this.width = this.grid.clientWidth || this.width);
-    if (whole === 0) return; // not laid out yet
-    this.shared.colours = readColours(this.element);
-    const columns = Math.max(1, Math.min(this.charts.length, 3, Math.floor((whole + GAP) / (NARROWEST + GAP))));
-    const width = Math.floor((whole - GAP * (columns - 1)) / columns);
-    this.grid.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
-    for (const chart of this.charts) chart.draw(width);
-    this.showTable();
+    if (this.grid.draw()) this.showTable();
   }
 
   /** Writes the table, at most every TABLE_EVERY milliseconds. */
@@ -208,7 +197,7 @@ export class RunView {
     clearTimeout(this.tableTimer);
     this.picker.open(false);
     this.releaseKeys();
-    for (const chart of this.charts) chart.close();
+    this.grid.close();
   }
 }
 

@@ -1,7 +1,7 @@
 // @vitest-environment happy-dom
 import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
 import { curveRows } from "../../src/chart/chart.js";
-import { Curves } from "../../src/chart/curves.js";
+import { Curves, linesOf } from "../../src/chart/curves.js";
 import { MEAN } from "../../src/comm/frames.js";
 import { asCsv, asSvg, ExportBar, keysOf } from "../../src/export/figures.js";
 
@@ -16,7 +16,7 @@ test("the curves are saved with their exact values, and no name becomes a formul
     { replica: 0, series: 0, steps: [1, 2], values: [0.5, NaN] },
     { replica: MEAN, series: 0, steps: [1, 2], values: [0.5, 0.25] },
   ]);
-  const shared = /** @type {any} */ ({ curves, labels: ["worker 0"], options: { byTime: true, log: true, smoothing: 0.9, chosen: 0 } });
+  const shared = /** @type {any} */ ({ curves, labels: ["worker 0"], options: { byTime: true, log: true, smoothing: 0.9, chosen: 0 }, lines: (/** @type {any} */ plan, /** @type {any} */ options) => linesOf(curves, plan, options) });
   const rows = asCsv(curveRows({ title: '=loss, "of all"', train: 0, validation: null }, shared)).trimEnd().split("\n");
   expect(rows.every((row) => row.startsWith(`"'=loss, ""of all""",`))).toBe(true);
   expect(rows.filter((row) => row.endsWith(",2,0.25"))).toHaveLength(1);
