@@ -104,8 +104,8 @@ class WorkerError(NbdistError):
     evalue = ""
 
     def _render_traceback_(self) -> list[str]:
-        """Show the task's traceback in IPython, without the client's frames."""
-        return str(self).splitlines()
+        """Show the task's traceback in IPython, without the client's frames, and the notes on the error."""
+        return [*str(self).splitlines(), *getattr(self, "__notes__", ())]
 
 
 class MissingExtra(NbdistError, ImportError):

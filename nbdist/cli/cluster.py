@@ -19,13 +19,15 @@ from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoun
 from nbdist.metrics.run_folder import duration
 from nbdist.run.stop import end_cluster
 from nbdist.text import columns
-from nbdist.ui.flags import START_FLAGS, STOP_FLAGS
+from nbdist.ui.flags import DEBUG_FLAGS, STACKS_FLAGS, START_FLAGS, STOP_FLAGS
 from nbdist.ui.magics import status_text
 
 VERBS = {
     "start": "start a cluster that runs until it is stopped",
     "list": "the clusters of this user",
     "status": "the tasks of a cluster",
+    "stacks": "where tasks are, also tasks that hang",
+    "debug": "the frames of the body that failed last on a task",
     "grow": "add workers; a run that can takes them in",
     "shrink": "stop the last workers; a run that can continues without them",
     "restart": "new processes for tasks that have died, or for one",
@@ -39,6 +41,9 @@ cluster = VerbGroup(
     "cluster", VERBS, lambda name: COMMANDS[name], help="Start, list, change and stop clusters."
 )
 a_cluster = click.argument("cluster_id", metavar="[CLUSTER]", required=False)
+of_cluster = click.option(
+    "--cluster", "cluster_id", metavar="ID", help="The cluster, if several are running."
+)
 
 
 def named(cluster_id: str | None) -> str:
@@ -117,6 +122,36 @@ def status(cluster_id: str | None) -> Answer:
         text = status_text(tasks, hosts, time.time(), found.saves_at, found.unused_left())
         value = {"id": found.id, "tasks": tasks, "hosts": hosts, "runs": runs_on(found.folder)}
         return Answer(value, f"{found!r}\n{text}")
+
+
+@click.command()
+@click.argument("task", metavar="[worker:1|worker:*|HOST]", required=False)
+@of_cluster
+@with_flags(STACKS_FLAGS)
+@answers
+def stacks(task: str | None, cluster_id: str | None, **options: Any) -> Answer:
+    """Show where tasks are: the stacks of their threads, without the tasks' help.
+
+    It begins with a sentence for each place, the odd one out first. Lines of your own have a ">".
+    """
+    with attached(cluster_id) as found:
+        read = found.stacks(task, **options)
+        return Answer({"id": found.id, "tasks": read.to_dict()}, str(read))
+
+
+@click.command()
+@click.argument("task", metavar="worker:1")
+@of_cluster
+@with_flags(DEBUG_FLAGS)
+@answers
+def debug(task: str, cluster_id: str | None, **options: Any) -> Answer:
+    """List the frames of the body that failed last on a task; show the values of one, or evaluate there.
+
+    A task keeps them until its next body begins, or its process ends.
+    """
+    with attached(cluster_id) as found:
+        kept = found.debug(task, **options)
+        return Answer({"id": found.id, **kept.to_dict()}, str(kept))
 
 
 def changes(command: str, text: str) -> click.Command:
@@ -198,6 +233,8 @@ COMMANDS: dict[str, click.Command] = {
     "start": start,
     "list": list_clusters,
     "status": status,
+    "stacks": stacks,
+    "debug": debug,
     "grow": changes("grow", "Add workers; a run that can takes them in."),
     "shrink": changes("shrink", "Stop the last workers; a run that can continues without them."),
     "restart": restart,

@@ -109,7 +109,7 @@ def with_flags(
     - ``flags``: the flags by name, such as `nbdist.ui.flags.START_FLAGS`
     - ``words``: True passes the line's words of these flags as ``words``, for `flag_words`
     """
-    names = {name: name.removeprefix("--").replace("-", "_") for name in flags}
+    names = {name: name.strip("-").replace("-", "_") for name in flags}
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)

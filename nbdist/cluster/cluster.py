@@ -6,6 +6,7 @@ import atexit
 import os
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from nbdist.cluster.affinity import bound_cores
 from nbdist.cluster.calls import Calls, CallSender
 from nbdist.cluster.description import change_description, read_description
 from nbdist.cluster.folder import (
+    busy_tasks,
     clusters_folder,
     describe_process,
     describe_this_process,
@@ -33,12 +35,24 @@ from nbdist.cluster.host_status import host_rows, tasks_named
 from nbdist.cluster.hub import HubEngines, check_versions, close_client, connect_client
 from nbdist.cluster.late_hosts import LateHosts
 from nbdist.cluster.next_job import NextJob
-from nbdist.cluster.resize import ReplaceTask, check_unused, describe_replacement, grow, shrink
+from nbdist.cluster.post_mortem import PostMortem, check_expression, look
+from nbdist.cluster.resize import (
+    ReplaceTask,
+    check_unused,
+    describe_replacement,
+    find_task,
+    grow,
+    short_name,
+    shrink,
+)
+from nbdist.cluster.stacks import Stacks, TaskStack, body_lines, code_from, requests_for
 from nbdist.cluster.supervisor.client import CONTROLLER, SupervisorClient, describe_exit
+from nbdist.cluster.supervisor.stacks import RANKS_AT_ONCE
 from nbdist.cluster.time_limits import save_time
 from nbdist.cluster.tunnel import lead_to
 from nbdist.errors import (
     DataLossError,
+    DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
@@ -54,6 +68,8 @@ from nbdist.wire.rpc.client import Peer
 
 STOP_SECONDS = 5.0
 HUB_SECONDS = 1.0  # for the hub's answer
+BUSY_SECONDS = 0.1  # between two looks whether a task has begun a body
+ANSWER_SECONDS = 5.0  # for a task to answer, beside the time for what it evaluates
 DESCRIBED = ("rank", "name", "job", "index", "pid", "host", "node", "device", "address")
 """What a status says of a task."""
 _latest: Cluster | None = None
@@ -291,6 +307,89 @@ class Cluster:
         """
         find_rank(tuple(self.tasks), rank)
         return bool(self._supervisor.ask("signal", rank=rank, signum=int(signum))["sent"])
+
+    def stacks(self, task: int | str | None = None, *, full: bool = False, timeout: float = 30.0) -> Stacks:
+        """Return where tasks are at this moment: the stacks of their threads, also of tasks that hang.
+
+        - ``task``: a rank, a name ("worker:1", "/job:worker/task:1"), all tasks of a job ("worker:*") or of a
+          host ("a"); None for all tasks
+        - ``full``: whether the text has all threads and all frames, not only those around code of yours
+        - ``timeout``: seconds for a host to answer
+
+        Nothing is asked of a task itself: its host's supervisor reads its memory with py-spy, where that is
+        installed and may trace processes, or has Python's faulthandler write its stacks (docs/workers.md,
+        "Where a worker is"). Print the result: it begins with a sentence for each place.
+
+        Raises InvalidArgumentError for an unknown task, FailedPreconditionError if the cluster has ended,
+        UnavailableError for a cluster of an older version of nbdist.
+
+            cluster.stacks("worker:1")
+            worker:1 is at line 7 of the body: time.sleep(1000)
+        """
+        self.check_running()
+        infos = self.tasks if task is None else self._tasks_named(task)
+        answers: dict[int, Any] = {}
+        for ranks in requests_for(infos, RANKS_AT_ONCE):
+            found = self._supervisor.ask("stacks", timeout, ranks=ranks)["stacks"]
+            answers |= {int(rank): one for rank, one in found.items()}
+        ended = self._supervisor.ended()
+        read, here = list[TaskStack](), host_identity()
+        for info in infos:
+            why = f"it has ended: {describe_exit(how)}" if (how := ended.get(info.rank)) else "it has ended"
+            answer = answers.get(info.rank)
+            read.append(TaskStack.of(short_name(info), info.pid, answer, why, info.host == here))
+        return Stacks(read, code_from(body_lines), full)
+
+    def debug(
+        self,
+        task: int | str,
+        *,
+        frame: int | None = None,
+        values: bool = False,
+        expression: str | None = None,
+        timeout: float = 30.0,
+    ) -> PostMortem:
+        """Return the frames of the body that failed last on a task; look into one of them.
+
+        - ``task``: a rank or a name ("worker:1", "/job:worker/task:1")
+        - ``frame``: the number of the frame that is looked into; None for the innermost one of your code
+        - ``values``: whether its local values are wanted, as short texts
+        - ``expression``: a Python expression to evaluate in it, on the task; the result has its value as text
+        - ``timeout``: seconds for the expression, which is interrupted if it takes longer
+
+        A task keeps the frames, with the values that they hold, until its next body begins or its process
+        ends. Frames of nbdist's own code keep no values.
+
+        Raises InvalidArgumentError for an unknown task or frame, NotFoundError if no failure is kept,
+        TaskDiedError if the task has died, FailedPreconditionError while it runs a body, WorkerError with
+        what the expression raises (TimeoutError after ``timeout`` seconds), DeadlineExceededError if the task
+        does not answer.
+
+            cluster.debug("worker:1", expression="len(rows)")
+            0
+        """
+        self.check_running()
+        check_expression(expression)
+        info = find_task(self.tasks, task)
+        name = short_name(info)
+        if (how := self._supervisor.ended().get(info.rank)) is not None:
+            raise TaskDiedError(
+                f"{name} has ended ({describe_exit(how)}), and the frames of its body with it; its log and "
+                "the run's error may say more"
+            )
+        call = self.submit(look, frame, values, expression, timeout, on=info.rank)
+        deadline = time.monotonic() + timeout + ANSWER_SECONDS
+        while not call.wait(BUSY_SECONDS):
+            if (run := busy_tasks(self.folder).get(info.rank)) is not None:  # perhaps it has just begun
+                raise FailedPreconditionError(
+                    f"{name} runs a body of run {run}, so it keeps no frames: wait for it or stop it; "
+                    f"%cluster stacks {name} shows where it is"
+                )
+            if time.monotonic() > deadline:
+                raise DeadlineExceededError(
+                    f"{name} did not answer within {timeout:g} s: %cluster stacks {name} shows where it is"
+                )
+        return PostMortem.of(name, call.results()[0], values, expression)
 
     def restart(
         self, task: int | str | None = None, *, report: Callable[[str], object] = print

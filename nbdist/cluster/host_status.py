@@ -113,15 +113,18 @@ def time_left(
 
 
 def tasks_named(tasks: Sequence[TaskInfo], name: int | str, hosts: Iterable[str]) -> list[TaskInfo]:
-    """Return the task of a rank or a name, or all tasks of a host.
+    """Return the task of a rank or a name, or all tasks of a job or a host.
 
-    Raises InvalidArgumentError for a name that is neither, or is both, and for a host without tasks.
+    Raises InvalidArgumentError for a name that is none of these, or is both a task and a host, and for a host
+    without tasks.
 
     >>> tasks = [TaskInfo("worker", one, one, "7f", 7, "", "CPU:0", 1, node="a") for one in (0, 1)]
-    >>> [len(tasks_named(tasks, name, ["a"])) for name in (1, "worker:0", "a")]
-    [1, 1, 2]
+    >>> [len(tasks_named(tasks, name, ["a"])) for name in (1, "worker:0", "worker:*", "a")]
+    [1, 1, 2, 2]
     """
     host, known = str(name).strip(), list(hosts)
+    if host.endswith(":*") and (of_job := [task for task in tasks if f"{task.job}:*" == host]):
+        return of_job
     is_host = isinstance(name, str) and host in known
     try:
         task = find_task(tasks, name)
@@ -132,12 +135,12 @@ def tasks_named(tasks: Sequence[TaskInfo], name: int | str, hosts: Iterable[str]
         if found := [task for task in tasks if task.node == host]:
             return found
         raise InvalidArgumentError(
-            f"host {host} has no task, so there is nothing to restart: it has not come yet, or its tasks are "
-            "on other hosts (%cluster shows which)"
+            f"host {host} has no task: it has not come yet, or its tasks are on other hosts (%cluster shows "
+            "which)"
         ) from None
     if is_host:
         raise InvalidArgumentError(
             f"{host!r} names both {task.name} and a host: say {task.name} for the task; for the host, "
-            "restart its tasks by their names"
+            "name its tasks"
         )
     return [task]

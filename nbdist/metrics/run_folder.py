@@ -106,6 +106,8 @@ class RunFile:
     """The body: its text, the source of a function, or its name where that has none."""
     function: str = ""
     """The name of the function that is the body; empty for a text."""
+    first_line: int = 1
+    """The number of the code's first line in its cell or file."""
     given: Mapping[str, str] = field(default_factory=dict)
     """What the body was given, as short texts by name."""
     seed: int | None = None
@@ -257,7 +259,7 @@ _STATUS: _Rule = (
 )
 _VALID: Mapping[str, _Rule] = {
     "id": _TEXT, "name": _TEXT, "kind": _TEXT, "status": _STATUS, "error": _TEXT, "code": _TEXT,
-    "function": _TEXT, "given": _OBJECT,
+    "function": _TEXT, "given": _OBJECT, "first_line": (lambda value: is_whole(value, 1), "a line's number"),
     "created": (_is_time, "a time in seconds since 1970"),
     "ended": (lambda value: value is None or _is_time(value), "a time in seconds since 1970, or null"),
     "seed": (lambda value: value is None or is_whole(value), "a whole number or null"),

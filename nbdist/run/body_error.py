@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nbdist.cluster.resize import short_name
 from nbdist.errors import NbdistError, WorkerError
 from nbdist.runtime.task import TaskInfo
 
+CLIENT = "client"  # the job of an in-graph run's body, which is in this process
 Hint = Callable[[str], str]
 """Returns the remedy for a name that a body lacks; empty if there is none."""
 
@@ -22,6 +24,8 @@ def body_error(info: TaskInfo, wrong: Mapping[str, Any], hint: Hint | None = Non
     error = WorkerError(f"{traceback}\n\nraised on {info.name} (pid {info.pid})")
     error.task, error.ename = info.name, wrong["type"]
     error.evalue = escape_surrogates(wrong["message"])
+    if info.job != CLIENT:
+        error.add_note(f"%cluster debug {short_name(info)} shows its frames and their values, for a while")
     return error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from nbdist.cluster.stacks import Stacks
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.rpc.client import Peer
 
@@ -35,6 +36,9 @@ class RunTasks(Protocol):
 
     def status(self) -> list[dict[str, Any]]:
         """Return a row per task, with how it ended."""
+
+    def stacks(self, task: int, *, timeout: float) -> Stacks:
+        """Return where a task is, without its help."""
 
 
 class RunReplacement(Protocol):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nbdist.cluster.cluster import Cluster
+from nbdist.cluster.stacks import Stacks
 from nbdist.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -39,7 +40,7 @@ class RemoteTasks:
         self.cluster = cluster
         self.signal, self.replace, self.dead = cluster.signal, cluster.replace, cluster.dead
         self.controller_died, self.status = cluster.controller_died, cluster.status
-        self.is_cut_off = cluster.is_cut_off
+        self.is_cut_off, self.stacks = cluster.is_cut_off, cluster.stacks
         self._making = threading.Lock()
         self._peers: dict[int, Peer] = {}
         self._closed = False
@@ -108,6 +109,10 @@ class EndedTasks:
     def status(self) -> list[dict[str, Any]]:
         """Return no rows."""
         return []
+
+    def stacks(self, task: int, *, timeout: float) -> Stacks:
+        """Raise UnavailableError."""
+        raise UnavailableError("the tasks of this run have ended")
 
 
 class RemoteOutcomes:

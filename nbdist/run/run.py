@@ -53,6 +53,7 @@ from nbdist.run.recovery.ownership import RunOwnership
 from nbdist.run.recovery.replacement import BodyLauncher, CallsByRank, Restart, RestartBudget, WorkerRecovery
 from nbdist.run.recovery.resizing import Resize, WorkerGrowth
 from nbdist.run.recovery.server_recovery import Replaced
+from nbdist.run.stack_look import SilentTasks
 from nbdist.run.values.backfill import collect, steps_of
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.callbacks import History
@@ -108,6 +109,8 @@ class Run(Labelled):
         self.tally = ProgressTracker(len(self.tasks), bool(rules.options.synchronous), each)
         self.seed = record.seed
         self._cluster, self._record, self._at_end = cluster, record, at_end
+        self.silent = SilentTasks(cluster)
+        """Where its tasks are that send nothing."""
         self._ownership, self._takes_over = ownership, takes_over
         recovery, growth, prepare = None, None, None
         budget = RestartBudget(rules.most_restarts, restarts_in(record))

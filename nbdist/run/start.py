@@ -57,7 +57,7 @@ from nbdist.run.task.agent import install
 from nbdist.run.task.body import RunSpec, check_source, run_body
 from nbdist.run.task.edited_modules import autoreloaded
 from nbdist.run.values.delivery import Delivery, Given, missing_name, without_closure
-from nbdist.run.values.inputs import describe_body, describe_inputs
+from nbdist.run.values.inputs import describe_body, describe_inputs, line_of
 from nbdist.run.values.push import Packed
 from nbdist.runtime.task import TaskInfo, segment_prefix
 from nbdist.wire.hosts import host_identity
@@ -128,7 +128,7 @@ def start_run(
             if options.framework is not None:
                 meta |= {"framework": options.framework, "first": info is workers[0]}
             asked.append(cluster.peer(info.rank).ask("run.reserve", meta))
-        record = _record(run_id, original, inputs, options, cluster, workers)
+        record = _record(run_id, original, inputs, options, cluster, workers, first_line)
         try:
             ownership.begin()
             saves = options.checkpoint_every is not None or cluster.saves_at is not None
@@ -435,6 +435,7 @@ def _record(
     options: Options,
     cluster: Cluster,
     workers: list[TaskInfo],
+    first_line: int,
 ) -> RunFile:
     code, function = describe_body(body)
     own = ["/job:client/task:0"] if options.replicated.in_client else []
@@ -444,6 +445,7 @@ def _record(
         status="running",
         code=code,
         function=function,
+        first_line=first_line if not function else line_of(body),
         given=describe_inputs(given),
         seed=options.seed if options.seed is not None else secrets.randbits(31),
         versions=versions(),

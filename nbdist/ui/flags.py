@@ -73,10 +73,10 @@ def parse_words(
     given: dict[str, str] = {}  # the flag that has set each option
     following = iter(words)
     for word in following:
-        if not word.startswith("--"):
+        name, equals, value = word.partition("=")
+        if not word.startswith("--") and name not in flags:
             plain.append(word)
             continue
-        name, equals, value = word.partition("=")
         flag = flags.get(name)
         if flag is None:
             raise InvalidArgumentError(unknown(f"{magic}: no flag", name, flags))
@@ -187,6 +187,14 @@ ATTACH_FLAGS = {
 }
 STOP_FLAGS = {
     "--force": Flag("force", help="stop a cluster even if another notebook started it and has a run on it")
+}
+STACKS_FLAGS = {
+    "--all": Flag("full", help="all threads and all frames, not only those around code of yours"),
+}
+DEBUG_FLAGS = {
+    "--frame": Flag("frame", int, "N", "the frame to look into (default: the innermost one of your code)"),
+    "--locals": Flag("values", help="show its local values"),
+    "-e": Flag("expression", str, "EXPRESSION", "evaluate it there, on the task"),
 }
 GRAPH_FLAGS = {
     "--expand": Flag(

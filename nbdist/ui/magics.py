@@ -34,11 +34,13 @@ from nbdist.ui.api import LOOK_SECONDS, deliver, follow_in_background, run_name,
 from nbdist.ui.display.run import place
 from nbdist.ui.flags import (
     ATTACH_FLAGS,
+    DEBUG_FLAGS,
     DISTRIBUTE_FLAGS,
     DOCTOR_FLAGS,
     GRAPH_FLAGS,
     GROW_FLAGS,
     MAGIC,
+    STACKS_FLAGS,
     START_FLAGS,
     STOP_FLAGS,
     SWEEP_FLAGS,
@@ -59,7 +61,9 @@ IN_BACKGROUND = (
     "run.set(learning_rate=...) and run.stop(); run.wait() waits for its results"
 )
 E = TypeVar("E", bound=BaseException)
-COMMANDS = ("start", "status", "attach", "detach", "grow", "shrink", "restart", "stop", "doctor")
+COMMANDS = (
+    "start", "status", "stacks", "debug", "attach", "detach", "grow", "shrink", "restart", "stop", "doctor",
+)  # fmt: skip
 
 # IPython shows nbdist's own errors as a message, without a traceback.
 
@@ -110,11 +114,13 @@ class DistributedMagics(Magics):  # type: ignore[misc]
     @shown_briefly
     @with_flags(START_FLAGS)
     def cluster(self, line: str) -> Any:
-        """Start, show, attach to, detach from, grow, shrink or stop a cluster, or restart its tasks.
+        """Start, show, attach to, detach from, grow, shrink or stop a cluster; look into its tasks.
 
         %cluster start --workers 3 --ps 1     start four engines on this machine
         %cluster start --workers 2 --data 2   two of them read for the workers (--data service)
         %cluster                              show the tasks
+        %cluster stacks worker:1              where a task is, also one that hangs; without a name: all tasks
+        %cluster debug worker:1               frames of the body that failed there; --locals; -e "len(rows)"
         %cluster attach [id]                  connect to a cluster that another notebook started
         %cluster attach --tunnel login1 [id]  the same for a cluster with its head on another host, by ssh
         %cluster grow 2                       start two more workers; a run that can takes them in
@@ -221,6 +227,16 @@ class DistributedMagics(Magics):  # type: ignore[misc]
         print(status_text(cluster.status(), cluster.hosts(), time.time(), *limits))
         if cluster.is_between_jobs():
             print("its tasks start again on the hosts of the next job, which is awaited")
+
+    def _stacks(self, line: str) -> None:
+        names, options = parse(line, STACKS_FLAGS, "%cluster stacks", most=1)
+        print(Cluster.current().stacks(names[0] if names else None, **options))
+
+    def _debug(self, line: str) -> None:
+        names, options = parse(line, DEBUG_FLAGS, "%cluster debug", most=1)
+        if not names:
+            raise InvalidArgumentError("%cluster debug needs a task, such as %cluster debug worker:1")
+        print(Cluster.current().debug(names[0], **options))
 
     def _attach(self, line: str) -> Cluster:
         names, options = parse(line, ATTACH_FLAGS, "%cluster attach", most=1)

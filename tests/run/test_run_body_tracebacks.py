@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from nbdist.cluster.code_origin import OWN
 from nbdist.errors import InvalidArgumentError
-from nbdist.run.task.body import OWN, describe_error
+from nbdist.run.task.body import describe_error
 from nbdist.train.context import Control
 from nbdist.wire.collective.local import thread_group
 

@@ -186,6 +186,9 @@ class Simulated:
     def is_cut_off(self) -> bool:
         return False
 
+    def stacks(self, task: int, *, timeout: float) -> Any:
+        raise UnavailableError("no process is behind this task")
+
     def peer(self, rank: int) -> Peer:
         engine = self.engines[rank]
         if rank not in self.peers or self.peers[rank].engine is not engine:

@@ -15,6 +15,7 @@ from ipykernel.iostream import OutStream
 from nbdist.cluster.affinity import CORES_VARIABLE, bind_this_process
 from nbdist.cluster.folder import FOLDER_VARIABLE
 from nbdist.cluster.resources import blas_threads, set_blas_threads
+from nbdist.cluster.supervisor.stacks import answer_signal
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 HEARTBEAT_SECONDS = 1.0  # between the controller's beats once all engines are there
@@ -45,6 +46,7 @@ def run_engine(
 
     `enter` is called when the environment is set, for example to enter an MPI world.
     """
+    answer_signal(folder, rank)
     os.environ.update(environment)
     os.environ[FOLDER_VARIABLE] = folder
     if CORES_VARIABLE in environment:

@@ -21,13 +21,13 @@ one that does not fork adds its processes with `SupervisorProcess.add_child`.
 **Protocol.** Clients connect to ``supervisor.sock`` in the cluster's folder, which only their user can enter.
 A message is one JSON object per line.
 
-    requests    status, watch, usage, used, signal, ready, stop; those that change the membership
+    requests    status, watch, usage, used, signal, stacks, ready, stop; those that change the membership
                 (`ChangeLock`); with other hosts (`Hosts`) bring_up, refuse_hosts, start
     events      started, forked, exit (rank, pid, code or signal, end of the log), roster, stopping; with
                 other hosts hosts, host, host_lost, waiting, command_ended, next_job
 
 The supervisor of another host is a client of the head's, with the request host, and answers the head's
-requests start, signal, measure, ping and stop; its events are exit and busy.
+requests start, signal, stacks, measure, ping and stop; its events are exit and busy.
 
 **Failure detection.** Each process is watched by one other, and none of them polls:
 
@@ -78,6 +78,7 @@ from nbdist.cluster.folder import busy_tasks, is_busy, remove_traces, unmark_bus
 from nbdist.cluster.parent import end_with_parent
 from nbdist.cluster.supervisor.copies import CopyProcess
 from nbdist.cluster.supervisor.hosts import Hosts, gpus_in_use
+from nbdist.cluster.supervisor.stacks import StackProcess
 from nbdist.cluster.supervisor.usage import UsageProcess
 from nbdist.cluster.time_limits import SAVE_AT_VARIABLE, IdleTimeout
 from nbdist.graph.gpu_errors import GPU_LOST_STATUS
@@ -115,6 +116,7 @@ class SupervisorProcess:
         self.forked: set[int] = set()  # the pids of all children that there were
         self.hosts = Hosts(self)
         self.usage = UsageProcess(self)
+        self.stacks = StackProcess(self)
         self.copies = CopyProcess(self)
         self.engine_connection: dict[str, Any] = {}  # what an engine needs to connect to the controller
         self.exits: dict[int, dict[str, Any]] = {}  # rank -> how it ended
@@ -270,6 +272,7 @@ class SupervisorProcess:
             one.close()
         self.hosts.close_in_child()
         self.usage.close_in_child()
+        self.stacks.close_in_child()
         if self.launcher is not None:
             self.launcher.close_in_child()
         for descriptor in (self.wake_in, self.wake_out, self.alive_out, self.lock, self.hub_pipe):
@@ -334,6 +337,12 @@ class SupervisorProcess:
                 self.idle_timeout.used = time.monotonic()
             case "signal":
                 self.signal_task(int(request["rank"]), int(request["signum"]), answered)
+            case "stacks":  # of ranks that are on one host
+                ranks = [int(rank) for rank in request["ranks"]]
+                if (host := self.hosts.find(ranks[0])) is not None:
+                    self.hosts.ask(host, "stacks", answered, ranks=ranks)
+                else:
+                    self.stacks.read(ranks, answered)
             case "measure":  # of the head
                 names = {int(rank): gpu for rank, gpu in request["gpus"].items()}
                 gpus = {pid: names.get(rank) for pid, rank in self.children.items()}
@@ -493,6 +502,8 @@ class SupervisorProcess:
         watched = self.idle_timeout.seconds is not None and self.kill_at is None
         if watched and self.idle_timeout.expired(now, self._is_used()):
             why = self.idle_timeout.reason
+        if (become := self.stacks.begin()) is not None:
+            raise ChildProcess(become)
         self.copies.reap()
         if not why:
             self.copies.forget()

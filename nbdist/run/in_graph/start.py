@@ -238,7 +238,7 @@ class WithClient:
     def __init__(self, cluster: Cluster, client: ClientTask, interrupt: Callable[[], bool]) -> None:
         self._cluster, self._client, self._interrupt = cluster, client, interrupt
         self.replace, self.controller_died = cluster.replace, cluster.controller_died
-        self.is_cut_off = cluster.is_cut_off
+        self.is_cut_off, self.stacks = cluster.is_cut_off, cluster.stacks
         self._connections = threading.local()
         self._peers: weakref.WeakValueDictionary[int, Peer] = weakref.WeakValueDictionary()
         self._closed = False

@@ -25,6 +25,7 @@ from typing import Any
 from nbdist.cluster.resize import short_name
 from nbdist.run.protocols import RunTasks
 from nbdist.run.recovery.member import ABSENT, Member, Members
+from nbdist.run.stack_look import StackLook
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.collective.shm.sync import FreezeDetector
 from nbdist.wire.hosts import host_identity
@@ -47,6 +48,7 @@ class FailureDetector:
             {one.rank: one.info.pid for one in members if one.info.host == self._here}
         )
         self._polled = time.monotonic()  # a short run ends before the first check
+        self._looks: dict[int, StackLook] = {}
 
     def report_frozen(self, incarnations: Collection[int]) -> None:
         """Record members that others found frozen or cut off; those continue without them."""
@@ -88,8 +90,17 @@ class FailureDetector:
             )
             frozen = self._processes.frozen(MEMBER_FROZEN_SECONDS)
             for one in self._members:
-                if one.rank in frozen:
-                    one.frozen = one.frozen or stopped
+                if one.rank not in frozen:
+                    self._looks.pop(one.rank, None)
+                elif not one.frozen and (place := self._place(one.rank)) is not None:
+                    one.frozen = f"{stopped}; it was {place}" if place else stopped
+
+    def _place(self, rank: int) -> str | None:
+        """Return where a frozen task is, "" if that cannot be read; None while it is being read."""
+        if (look := self._looks.get(rank)) is None:
+            self._looks[rank] = StackLook(self._cluster, [rank])
+            return None
+        return look.places.get(rank, "") if look.is_over else None
 
     def _how(self, one: Member) -> str:
         info = one.info

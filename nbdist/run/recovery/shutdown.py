@@ -28,17 +28,20 @@ rank of the old one, and all other tasks keep their namespaces.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from nbdist.cluster.resize import short_name
 from nbdist.errors import NbdistError, UnavailableError
 from nbdist.run.protocols import RunReplacement, RunTasks
+from nbdist.run.stack_look import StackLook
 from nbdist.runtime.task import TaskInfo
 
 SIGNAL_AFTER, REPLACE_AFTER, GIVE_UP_AFTER = 1.5, 4.0, 5.0  # seconds after the interrupt or the abort
 ABORT_SECONDS = 0.5  # between the abort and the signal
 FAILED_AFTER = 1.0  # seconds between a failure and the signal
 LAST = ("replace", "give up")
+LOOK_SECONDS = 2.0  # to read where stuck tasks are, before they are replaced
 RETRY_SECONDS = 5.0  # for which a replacement is tried again while another client changes the cluster
 
 
@@ -109,6 +112,7 @@ class StuckTaskReplacer:
         self._after = 0.0
         self._replacement: RunReplacement | None = None
         self._old: list[TaskInfo] = []  # those of `ended` that no other client has replaced
+        self._look: StackLook | None = None
 
     @property
     def under_way(self) -> bool:
@@ -118,18 +122,23 @@ class StuckTaskReplacer:
     def begin(self, stuck: list[TaskInfo], after: float) -> None:
         """Replace these tasks, which were asked to stop ``after`` seconds ago."""
         self.ended, self._after, self._since = list(stuck), after, self._clock()
+        self._look = StackLook(self._cluster, [info.rank for info in stuck])
         self.poll()
 
     def poll(self) -> None:
         """Do what can be done now, without waiting."""
         if not self.under_way:
             return
+        assert self._look is not None
+        assert self._since is not None
+        if not self._look.is_over and self._clock() < self._since + LOOK_SECONDS:
+            return
         try:
             if self._replacement is None:
                 self._replacement = self._start()
             if self._replacement is not None and self._replacement.poll():
                 new, notes = self._replacement.tasks, self._replacement.notes
-                self.report = replaced_report(self._old, new, self._after, notes)
+                self.report = replaced_report(self._old, new, self._after, notes, self._look.places)
         except NbdistError as error:
             self.report = (
                 f"{_named(self.ended)} did not stop within {self._after:g} s, and could not be replaced: "
@@ -157,22 +166,32 @@ class StuckTaskReplacer:
             return None
 
 
-def replaced_report(old: list[TaskInfo], new: list[TaskInfo], after: float, notes: list[str]) -> str:
-    """Return a report of tasks that were replaced.
+def replaced_report(
+    old: list[TaskInfo],
+    new: list[TaskInfo],
+    after: float,
+    notes: list[str],
+    places: Mapping[int, str] = MappingProxyType({}),
+) -> str:
+    """Return a report of tasks that were replaced; ``places`` are where they were, by rank, if known.
 
     >>> one = TaskInfo("worker", 1, 1, "here", 7, "127.0.0.1:80", "CPU:0", 1)
-    >>> print(replaced_report([one], [one], 4.0, ["More."]))
+    >>> print(replaced_report([one], [one], 4.0, ["More."], {1: "at line 7 of the body"}))
     /job:worker/task:1 (pid 7) did not stop within 4 s and was replaced: its namespace is new (pid 7)
+    It was at line 7 of the body
     More.
     All other tasks are as they were: their namespaces are kept.
     """
     if not old:
         return f"Tasks that did not stop within {after:g} s were replaced by another client of the cluster"
-    lines = [
-        f"{one.name} (pid {one.pid}) did not stop within {after:g} s and was replaced: "
-        f"its namespace is new (pid {other.pid})"
-        for one, other in zip(old, new, strict=True)
-    ]
+    lines = []
+    for one, other in zip(old, new, strict=True):
+        lines.append(
+            f"{one.name} (pid {one.pid}) did not stop within {after:g} s and was replaced: "
+            f"its namespace is new (pid {other.pid})"
+        )
+        if place := places.get(one.rank):
+            lines.append(f"It was {place}")
     return "\n".join([*lines, *notes, "All other tasks are as they were: their namespaces are kept."])
 
 

@@ -25,7 +25,9 @@ from typing import Any
 import numpy as np
 
 from nbdist.checkpoint.manager import parse_interval
+from nbdist.cluster.code_origin import BODY, NBDIST, NOTEBOOK, OF_BODY, origin
 from nbdist.cluster.folder import busy_with
+from nbdist.cluster.post_mortem import keeping_failure
 from nbdist.cluster.supervisor.engine import replies_only
 from nbdist.cluster.time_limits import SAVE_AT_VARIABLE
 from nbdist.distribute.registry import make_strategy
@@ -133,7 +135,7 @@ def run_body(spec: RunSpec, body: str | Callable[[], Any]) -> dict[str, Any]:
             with opened(spec, here) as live:
                 outcome = perform(
                     spec, body, live, here,
-                    body_environment(live, spec),
+                    debuggable(body_environment(live, spec), spec.run),
                     partial(_pack_results, live.context),
                 )  # fmt: skip
                 live.small = is_small(outcome)
@@ -271,6 +273,13 @@ def body_environment(live: ActiveRun, spec: RunSpec) -> Iterator[None]:
         else:
             steered.enter_context(seen_in_plain_cell(context))
         settle_edits(spec.autoreload, context.note)
+        yield
+
+
+@contextmanager
+def debuggable(environment: AbstractContextManager[object], run: str) -> Iterator[None]:
+    """Keep the frames of what a body raises inside an environment, for a look into them afterwards."""
+    with environment, keeping_failure(run):
         yield
 
 
@@ -533,7 +542,7 @@ def check_fetched(fetch: Sequence[str], found: dict[str, Any]) -> None:
 def describe_error(error: BaseException, control: contexts.Control) -> dict[str, Any]:
     """Return an error as plain data, with the part of its traceback that is the user's."""
     first = error.__traceback__
-    while first is not None and not first.tb_frame.f_code.co_filename.startswith("<distribute "):
+    while first is not None and not first.tb_frame.f_code.co_filename.startswith(OF_BODY):
         first = first.tb_next
     if first is None and isinstance(error, SyntaxError):  # it names the user's line itself
         if error.text is None and error.filename and error.lineno:
@@ -720,7 +729,7 @@ def models_in(namespace: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def filename(run: str) -> str:
     """Return what the body of a run is called in tracebacks."""
-    return f"<distribute {run}>"
+    return f"{OF_BODY}{run}>"
 
 
 def assigned_names(tree: ast.Module) -> list[str]:
@@ -755,8 +764,6 @@ def _top_level(node: ast.AST) -> Iterator[ast.AST]:
 # nbdist: the frames below the user's last line are left out. Any other error keeps them, because it may be a
 # bug of nbdist. Frames of nbdist between two frames of the user, as where a loop calls a step function, are
 # always left out.
-
-OWN = str(Path(__file__).parents[2]) + "/"
 
 
 def shown(error: BaseException, first: TracebackType | None) -> str:
@@ -829,15 +836,15 @@ def _trim(report: traceback.TracebackException, error: BaseException) -> None:
         # What nbdist met with on its way to the message; a cause that is named is part of what it says.
         if report.__context__ is not None and all(map(_is_own, report.__context__.stack)):
             report.__context__ = None
-    for part, origin in ((report.__cause__, error.__cause__), (report.__context__, error.__context__)):
-        if part is not None and origin is not None:
-            _trim(part, origin)
+    for part, cause in ((report.__cause__, error.__cause__), (report.__context__, error.__context__)):
+        if part is not None and cause is not None:
+            _trim(part, cause)
 
 
 def _is_users(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith(("<distribute ", "<ipython-input")) or "/ipykernel_" in frame.filename
+    return origin(frame.filename) in (BODY, NOTEBOOK)
 
 
 def _is_own(frame: traceback.FrameSummary) -> bool:
     # contextlib has a frame between two of nbdist's where a context manager adds to the message.
-    return frame.filename.startswith((OWN, "<nbdist ")) or frame.filename == contextlib.__file__
+    return origin(frame.filename) == NBDIST or frame.filename == contextlib.__file__

@@ -18,22 +18,15 @@ from __future__ import annotations
 
 import _thread
 import signal
-import site
-import sysconfig
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from nbdist.cluster.code_origin import INSTALLED
+
 LOOK_SECONDS = 0.05  # between two looks whether an import has ended
-INSTALLED = (
-    sysconfig.get_path("stdlib"),
-    sysconfig.get_path("platstdlib"),
-    *site.getsitepackages(),
-    site.getusersitepackages(),
-)
-"""Where installed packages are. A module of the user's own may train when it is imported."""
 
 
 class _Gate:

@@ -40,6 +40,11 @@ def describe_body(body: str | Callable[..., Any]) -> tuple[str, str]:
         return name, name
 
 
+def line_of(function: Callable[..., Any]) -> int:
+    """Return the number of the first line of a function in its cell or file; 1 if it is unknown."""
+    return int(getattr(getattr(inspect.unwrap(function), "__code__", None), "co_firstlineno", 1))
+
+
 def describe_inputs(given: Given) -> dict[str, str]:
     """Return the values of a body as short texts, by name: arguments, pushed values, and what it encloses.
 

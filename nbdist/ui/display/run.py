@@ -344,12 +344,21 @@ class RunView:
                     }
                     for i, replica in enumerate(standing.replicas)
                 },
-                "note": note_on(standing.replicas, self._tasks, nodes),
+                "note": self._note(standing, nodes),
                 "trained_on": trained_on(devices),
                 "warning": warning_of(standing, devices, self._tasks),
                 "input": self._input,
             }
         )
+
+    def _note(self, standing: Standing, nodes: Sequence[str | None]) -> str:
+        """Return the note on lost, silent and slow replicas, with where the silent ones are."""
+        tasks = {info.rank: info.name for info in self._run.members.infos}
+        states = dict(zip(self._tasks, (one.state for one in standing.replicas), strict=False))
+        silent = {rank for rank, task in tasks.items() if states.get(task) == SILENT}
+        found = self._run.silent.places(silent) if silent else {}
+        places = [f"{short_task(tasks[rank])} is {place}" for rank, place in sorted(found.items())]
+        return "; ".join(filter(None, [note_on(standing.replicas, self._tasks, nodes), *places]))
 
     def output(self, task: str, text: str) -> None:
         """Append what a task printed."""
