@@ -24,7 +24,8 @@ from nbdist.metrics.run_folder import read_run
 from nbdist.runtime.task import TaskInfo
 from nbdist.text import clip
 
-MOST_NAMED = 4  # tasks in a sentence
+MOST_NAMED, MOST_THREADS = 4, 2  # tasks, and places of other threads, in a sentence
+WRAPPERS = ("nbdist/keras_arguments.py",)  # between a user's call and what is called
 MOST_FRAMES = 80  # of a thread
 LONGEST_CODE = 100  # characters of a line
 LONGEST_FILE = 500
@@ -54,6 +55,11 @@ class Frame:
         return self.origin in USERS
 
     @property
+    def name(self) -> str:
+        """The function, without those in which it is defined."""
+        return self.function.rpartition("<locals>.")[2]
+
+    @property
     def place(self) -> str:
         """The place in words, such as "line 7 of the body".
 
@@ -63,13 +69,13 @@ class Frame:
         'line 3 of net.py, in step'
         """
         where = {BODY: "the body", NOTEBOOK: "a cell"}.get(self.origin, PurePath(self.file).name)
-        inside = "" if self.function == "<module>" else f", in {self.function}"
+        inside = "" if self.function == "<module>" else f", in {self.name}"
         return f"line {self.line} of {where}{inside}"
 
     def row(self, code: str = "") -> str:
         """Return the frame as a line of a stack; a ``>`` marks a line of the user's."""
         where = {BODY: "body", NOTEBOOK: "cell"}.get(self.origin, short_path(self.file))
-        line = f"{'>' if self.is_users else ' '} {where}, line {self.line}, in {self.function}"
+        line = f"{'>' if self.is_users else ' '} {where}, line {self.line}, in {self.name}"
         return f"{line:<44}  {code}" if code and self.is_users else line
 
 
@@ -89,10 +95,21 @@ class Thread:
     @property
     def called(self) -> Frame | None:
         """What the innermost line of the user's has called; None if it calls no Python."""
-        for outer, inner in zip(self.frames[-2::-1], self.frames[::-1], strict=False):
-            if outer.is_users:
-                return None if inner.is_users else inner
-        return None
+        last = max((i for i, frame in enumerate(self.frames) if frame.is_users), default=len(self.frames))
+        inner = self.frames[last + 1 :]
+        return next((frame for frame in inner if short_path(frame.file) not in WRAPPERS), None)
+
+    @property
+    def key(self) -> object:
+        """Equal for threads at the same place of the user's code."""
+        at = tuple((frame.file, frame.line, frame.function) for frame in self.users)
+        return at, self.called and (self.called.file, self.called.function)
+
+    def place(self, code: Code) -> str:
+        """Return where it is in the user's code, which it has to be in; such as "at line 7 of the body"."""
+        line, called = code(self.users[-1]), self.called
+        inside = "" if called is None else f" (calls {called.name}, {short_path(called.file)})"
+        return f"at {self.users[-1].place}{f': {line}' if line else ''}{inside}"
 
     def rows(self, code: Code, full: bool) -> list[str]:
         """Return its frames as lines; unless ``full``, without those around the user's outermost one."""
@@ -147,12 +164,15 @@ class TaskStack:
         return self.state == "stopped"
 
     @property
+    def others(self) -> list[Thread]:
+        """The other threads in code of the user's, as those that make batches."""
+        return [one for one in self.threads if one.users and not one.is_main]
+
+    @property
     def key(self) -> object:
-        """Equal for tasks that are at the same place of the user's code."""
-        users, called = self.main.users, self.main.called
-        at = tuple((frame.file, frame.line, frame.function) for frame in users)
+        """Equal for tasks that are at the same place of the user's code, with the threads that are in it."""
         problem = re.sub(r"\d+", "", self.problem)  # the pid
-        return self.is_stopped, problem, at, called and (called.file, called.function)
+        return self.is_stopped, problem, self.main.key, frozenset(one.key for one in self.others)
 
 
 def problem_of(state: str, pid: int) -> str:
@@ -198,12 +218,11 @@ class Stacks:
         """Return where a task is, such as "at line 7 of the body: step()"; "" if it has no stack."""
         if one.problem:
             return ""
-        users, called = one.main.users, one.main.called
-        if not users:
-            return "not in code of yours"
-        inside = "" if called is None else f" (calls {called.function}, {short_path(called.file)})"
-        code = self._code(users[-1])
-        return f"at {users[-1].place}{f': {code}' if code else ''}{inside}"
+        main = one.main.place(self._code) if one.main.users else "not in code of yours"
+        places = dict.fromkeys(thread.place(self._code) for thread in one.others)
+        shown = [main, *(f"a thread of it {place}" for place in [*places][:MOST_THREADS])]
+        more = [f"{len(places) - MOST_THREADS} more threads elsewhere"] if len(places) > MOST_THREADS else []
+        return "; ".join([*shown, *more])
 
     def sentence(self, group: Sequence[TaskStack]) -> str:
         """Return where the tasks of a group are."""

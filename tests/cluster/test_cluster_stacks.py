@@ -62,6 +62,24 @@ def test_the_odd_one_out_is_said_first_and_equal_ones_together() -> None:
     assert str(Stacks(found.tasks, code, full=True)).count("read by py-spy") == 10
 
 
+def test_a_thread_that_makes_batches_is_said_too() -> None:
+    wrapper = ["nbdist", "/x/nbdist/keras_arguments.py", 2, "keras_arguments.<locals>.checked"]
+    fit = ["nbdist", "/x/nbdist/nn/model.py", 9, "Model.fit"]
+    threads = [
+        {
+            "name": "map",
+            "main": False,
+            "frames": [["library", "/usr/lib/python3.11/threading.py", 9, "run"], BODY],
+        },
+        {"name": "", "main": True, "frames": [["body", "<distribute r>", 13, "<module>"], wrapper, fit]},
+    ]
+    answer = {"pid": 7, "by": "faulthandler", "threads": shortened(threads, 1 << 15)}
+    found = Stacks([TaskStack.of("worker:1", 7, answer)], code)
+    said = "at line 13 of the body: hang() (calls Model.fit, nbdist/nn/model.py)"
+    assert found.summary == f"worker:1 is {said}; a thread of it at line 7 of the body, in hang: hang()"
+    assert "  thread map:\n  > body, line 7, in hang" in str(found)
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [

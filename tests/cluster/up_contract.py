@@ -98,6 +98,10 @@ class UpClusterContract:
         try:
             assert [info.node for info in cluster.tasks] == [socket.gethostname()] * 3
             assert without_numbers("\n".join(lines)) in without_numbers(PAGE.read_text())
+            found = cluster.stacks(socket.gethostname())  # by the supervisor of that host
+            assert [(one.task, one.problem) for one in found.tasks] == [
+                ("worker:0", ""), ("worker:1", ""), ("ps:0", ""),
+            ]  # fmt: skip
             for strategy in ("multi_worker", "ps"):
                 assert nb.launch(TRAIN, strategy=strategy, cluster=cluster).error is None
         finally:
