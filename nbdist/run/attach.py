@@ -281,6 +281,7 @@ def _opened(
             if found.settled:  # its task has run another body since, and says no more of this one
                 body = run.members.worker(info.rank).body
                 body.has_ended = body.is_silent = True
+    run.show_displays()
     while run.becomes_owner():
         time.sleep(0.002)
     run.tally.set_began(time.monotonic() - max(0.0, (record.ended or time.time()) - record.created))

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from nbdist.metrics.run_folder import sync_run
 from nbdist.run.control import RunControls
+from nbdist.run.displays import Displayed
 from nbdist.run.monitor import RunMonitor
 from nbdist.run.progress import Standing
-from nbdist.run.task.reporting import Displayed
 
 if TYPE_CHECKING:
     from nbdist.run.run import Run

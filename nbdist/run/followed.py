@@ -13,6 +13,7 @@ from nbdist.errors import NbdistError, TaskDiedError
 from nbdist.metrics.run_events import EventLog, events_path
 from nbdist.metrics.store import Point, RunStore
 from nbdist.run.body_error import Hint
+from nbdist.run.displays import Displayed
 from nbdist.run.files.mirror import Mirror
 from nbdist.run.membership import MembershipRules
 from nbdist.run.progress import ProgressTracker
@@ -22,7 +23,6 @@ from nbdist.run.recovery.replacement import CallsByRank, Restart
 from nbdist.run.recovery.resizing import Resize
 from nbdist.run.recovery.server_recovery import Replaced
 from nbdist.run.recovery.shutdown import Escalation
-from nbdist.run.task.reporting import Displayed
 from nbdist.runtime.task import TaskInfo
 from nbdist.wire.rpc.frame import Frame
 

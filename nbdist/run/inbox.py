@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from nbdist.errors import DataLossError, InvalidArgumentError, UnavailableError
 from nbdist.metrics.log import Batch
+from nbdist.run.displays import Displayed, stored
 from nbdist.run.followed import FollowedRun
 from nbdist.run.recovery.failure_detector import FailureDetector
 from nbdist.run.recovery.member import Member
-from nbdist.run.task.reporting import Displayed
 from nbdist.summary.pictures import Gallery, Picture
 from nbdist.wire.rpc.frame import MAX_BYTES, Frame, decode
 
@@ -99,6 +100,9 @@ class Inbox:
             answer, followed.store, log,
             lambda text: followed.events.printed(member.info.name, text),
         )  # fmt: skip
+        for shown in stored(followed.folder):
+            if shown.rank == member.rank:
+                followed.events.displayed(member.info.name, shown)
         self.apply_backfill(member, Frame("run.backfill", answer.meta, (answer.arrays[0][:0],)))
 
     def _handle_summary(self, member: Member, frame: Frame) -> None:
@@ -108,13 +112,9 @@ class Inbox:
             self.gallery.left_out += 1
 
     def _handle_display(self, member: Member, frame: Frame) -> None:
-        texts = [one.tobytes().decode("utf-8", "replace") for one in frame.arrays]
-        data = dict(zip(frame.meta["types"], texts, strict=True))
-        # Two tasks may use the same name; the page treats these as two displays.
-        own = frame.meta["name"]
-        name = f"{self._followed.run}-{member.rank}-{own}" if own else ""
-        shown = Displayed(data, name, bool(frame.meta["update"]))
-        self._followed.events.displayed(member.info.name, shown)
+        with suppress(InvalidArgumentError):  # a message that no task sends
+            shown = Displayed.received(frame.meta, frame.arrays)
+            self._followed.events.displayed(member.info.name, shown)
 
     def _handle_progress(self, member: Member, frame: Frame) -> None:
         followed, body, progress = self._followed, member.body, frame.meta["progress"]

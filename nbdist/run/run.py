@@ -38,6 +38,7 @@ from nbdist.run import finish
 from nbdist.run.body_error import Hint
 from nbdist.run.control import KEPT_SECONDS, RunControls
 from nbdist.run.devices import ReplicaDevice, replica_devices, trained_on
+from nbdist.run.displays import Displayed, stored
 from nbdist.run.files.mirror import Mirror
 from nbdist.run.files.place import RunPlace
 from nbdist.run.follow import InterruptDebounce, RunFollower, View
@@ -194,6 +195,18 @@ class Run(Labelled):
         self._debounce.process_ends = asked
 
     # For users.
+
+    def displays(self) -> list[Displayed]:
+        """Return the objects that the bodies have displayed so far, in order: figures, tables, HTML.
+
+        They come from the run's folder, also after the kernel and the cluster have ended. Each one displays
+        itself; its ``data`` has its form in each media type, images in base64, and its ``rank`` is that of
+        its task::
+
+            run = nb.attach("261120-091512-mnist")
+            display(*run.displays()[-2:])
+        """
+        return stored(self.folder)
 
     def metrics(self) -> Any:
         """Return all points so far: a DataFrame if pandas is installed, else a dict of NumPy columns.
@@ -607,6 +620,16 @@ class Run(Labelled):
         if text:
             self._follower.show(lambda view: view.output(info.name, text))
 
+    def show_displays(self) -> None:
+        """Show the objects that the run's bodies have displayed so far, from its folder."""
+        for shown in self.displays():
+            self._follower.show(lambda view: view.display(self.task_of(shown), shown))  # noqa: B023
+
+    def task_of(self, shown: Displayed) -> str:
+        """Return the name of the task that displayed an object."""
+        names = {one.info.rank: one.info.name for one in self.members.workers}
+        return names.get(shown.rank, f"/job:worker/task:{shown.rank}")
+
     def show_restarts(self) -> None:
         """Show the replacements of tasks that run.json has, as if they had been observed here.
 
@@ -746,6 +769,8 @@ class Run(Labelled):
             self._ownership.end()
 
     def _show_end(self) -> None:
+        if self._takes_over is not None:  # of what other hosts had when it was opened, files came later
+            self.show_displays()
         self._follower.show(lambda view: view.progress(self.standing()))
         self._follower.show(lambda view: view.end(self))
 

@@ -20,13 +20,14 @@ from nbdist.errors import (
 from nbdist.frameworks.torch.store import REQUEST
 from nbdist.metrics.log import Batch, log_path, read_log
 from nbdist.metrics.recorder import Recorder
+from nbdist.run.displays import Displayed
 from nbdist.run.files.place import RunPlace
 from nbdist.run.options import Options
 from nbdist.run.task import agent as agents
 from nbdist.run.task import body as bodies
 from nbdist.run.task.agent import Agent
 from nbdist.run.task.body import RunSpec, run_body
-from nbdist.run.task.reporting import ActiveRun, Displayed, Output
+from nbdist.run.task.reporting import ActiveRun, Output
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import Task
 from nbdist.train.context import Context

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from itertools import repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +28,15 @@ from nbdist.metrics.gpu_usage import GpuSampler, own_gpu
 from nbdist.metrics.log import Batch
 from nbdist.metrics.recorder import Recorder
 from nbdist.run.control import progress_message
+from nbdist.run.displays import (
+    DISPLAY_LIMIT,
+    DISPLAY_TYPES,
+    LONGEST_TEXT,
+    MOST_DISPLAYS,
+    TEXT,
+    Displayed,
+    keep,
+)
 from nbdist.run.progress_file import ProgressFile, progress_path
 from nbdist.run.task.training_series import TrainingSeries
 from nbdist.train.context import Context, left_behind
@@ -100,9 +109,9 @@ class ActiveRun:
     def messages(self, rank: int, ended: bool) -> Iterator[Frame]:
         """Yield what is new: displayed objects, then a frame per replica, the first with the output."""
         for shown in self.output.take_displays():
-            meta = {"run": self.run, "rank": rank, "types": list(shown.data), "name": shown.name}
-            parts = [np.frombuffer(one.encode("utf-8", "replace"), np.uint8) for one in shown.data.values()]
-            yield Frame("run.display", {**meta, "update": shown.update}, tuple(parts))
+            self.output.keep(shown)
+            meta, parts = shown.message()
+            yield Frame("run.display", {"run": self.run, "rank": rank, **meta}, parts)
         for picture in self.context.summaries.take() if self.context.summaries is not None else ():
             meta = {"run": self.run, "rank": rank, "tag": picture.tag, "kind": picture.kind}
             yield Frame("run.summary", {**meta, "step": picture.step}, picture.arrays)
@@ -191,24 +200,8 @@ class ActiveRun:
 WAITING_LIMIT = 1 << 20  # characters that may wait for the next flush
 FILE_LIMIT = 64 << 20  # bytes that one task's output file may grow to
 TAIL_LIMIT = 200_000  # characters of the output that a backfill contains
-DISPLAY_TYPES = ("text/html", "text/markdown", "text/latex", "image/png", "image/jpeg", "image/svg+xml")
-"""The media types sent for an object that a body displays, beside its text/plain."""
-
-
-MOST_DISPLAYS = 100  # of one run on one task; updates of an object are not counted
-DISPLAY_LIMIT = 4 << 20  # bytes of one display
+REFUSED = "refused"  # in the place of a display's key
 DISPLAYS_LIMIT = 32 << 20  # bytes that wait for the next flush, and bytes of all new displays of one run
-
-
-class Displayed(NamedTuple):
-    """An object that a body displayed: its form in each media type, images in base64.
-
-    ``name`` is the display's own, empty if it has none; with ``update`` it replaces the one of that name.
-    """
-
-    data: dict[str, str]
-    name: str = ""
-    update: bool = False
 
 
 class Output:
@@ -228,8 +221,11 @@ class Output:
         if path.is_symlink():
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
         self._path = path
-        self._displays: list[Displayed] = []
+        self._displays: dict[str, Displayed] = {}  # by key: of what is updated, the newest is enough
+        self._keys: dict[str, str] = {}  # of displays that have names
+        self._key = f"{path.stem.removeprefix('output-')}-{int(time.time() * 1000)}"
         self._displayed = self._displayed_bytes = 0
+        self._lacks_display = False
         self._file: io.FileIO | None = None  # made for the first text: most trials of a sweep print nothing
 
     def write(self, text: str) -> int:
@@ -286,32 +282,48 @@ class Output:
 
     def display(self, shown: Displayed) -> None:
         """Append a displayed object; over a limit, only its text and the reason."""
-        text = shown.data.get("text/plain", "")
+        text = shown.data.get(TEXT, "")
         rich = {kind: value for kind, value in shown.data.items() if kind in DISPLAY_TYPES}
         size = sum(map(len, rich.values()))
         why = ""
         with self._lock:
-            if not shown.update:
+            key = self._keys.get(shown.name, "") if shown.update else ""
+            if shown.update and key == REFUSED:  # the first has left a sentence
+                return
+            if not key:
                 self._displayed, self._displayed_bytes = self._displayed + 1, self._displayed_bytes + size
             if rich and size > DISPLAY_LIMIT:
                 why = f"it has {size:,} bytes, more than {DISPLAY_LIMIT:,}"
-            elif rich and self._displayed > MOST_DISPLAYS and not shown.update:
+            elif rich and self._displayed > MOST_DISPLAYS and not key:
                 why = f"this task has displayed {MOST_DISPLAYS} objects"
-            elif rich and self._displayed_bytes > DISPLAYS_LIMIT and not shown.update:
+            elif rich and self._displayed_bytes > DISPLAYS_LIMIT and not key:
                 why = f"this task has displayed more than {DISPLAYS_LIMIT:,} bytes"
             elif rich:
-                if shown.update:  # the newest is enough
-                    same = [one for one in self._displays if one.update and one.name == shown.name]
-                    self._displays = [one for one in self._displays if one not in same]
-                self._displays.append(shown._replace(data={**rich, "text/plain": text[:2000]}))
+                key = key or f"{self._key}-{self._displayed}"
+                if shown.name:
+                    self._keys[shown.name] = key
+                self._displays.pop(key, None)
+                self._displays[key] = shown._replace(data={**rich, TEXT: text[:LONGEST_TEXT]}, key=key)
                 return
+            if shown.name and not key:
+                self._keys[shown.name] = REFUSED
         self.write(f"{text}\n" + (f"[an object is not displayed: {why}]\n" if why else ""))
 
     def take_displays(self) -> list[Displayed]:
-        """Return the objects displayed since the last call."""
+        """Return the objects displayed since the last call, and of updated ones the newest state."""
         with self._lock:
-            displays, self._displays = self._displays, []
-        return displays
+            displays, self._displays = self._displays, {}
+        return list(displays.values())
+
+    def keep(self, shown: Displayed) -> None:
+        """Write an object into the run's folder; the first error of the disk is noted."""
+        try:
+            keep(self._path.parent, shown)
+        except OSError as error:
+            if not self._lacks_display:
+                self._lacks_display = True
+                why = f"{error.filename or self._path.parent}: {error.strerror or error}"
+                self.note(f"a displayed object cannot be kept in {why}. It is shown, and not found later")
 
     def tail(self) -> str:
         """Return the end of all output taken so far: at most 200,000 characters."""

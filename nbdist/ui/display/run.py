@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -26,6 +25,7 @@ from nbdist.errors import NbdistError, WorkerError
 from nbdist.metrics.run_folder import duration
 from nbdist.metrics.store import RunStore
 from nbdist.run.devices import ReplicaDevice, device_warning, trained_on
+from nbdist.run.displays import Displayed
 from nbdist.run.progress import (
     ABSENT,
     LEFT,
@@ -38,10 +38,10 @@ from nbdist.run.progress import (
     uneven_data,
 )
 from nbdist.run.run import Run
-from nbdist.run.task.reporting import Displayed
 from nbdist.runtime.task import TaskInfo
 from nbdist.text import clip, measured, rate
 from nbdist.ui.ansi import plain
+from nbdist.ui.display.objects import DisplayedObjects
 from nbdist.ui.frozen.render import text
 from nbdist.ui.frozen.run import ALONE, frozen
 from nbdist.ui.frozen.summary import (
@@ -263,6 +263,7 @@ class RunView:
         self._run, self._raises = run, raises  # whether the cell raises the run's error below the view
         self._tasks = run.tasks
         self._events_due = float("-inf")
+        self._objects = DisplayedObjects(run.folder)
         self._gpus: list[object] = []  # the samples of the GPUs that the view has
         self._gpus_due = self._pictures_due = self._input_due = float("-inf")
         self._pictures = 0  # the version of the summaries' pictures that the view has
@@ -366,7 +367,7 @@ class RunView:
 
     def display(self, task: str, shown: Displayed) -> None:
         """Show an object that a task displayed, below the view."""
-        show_displayed(task, shown)
+        self._objects.show(task, shown)
 
     def end(self, run: Run) -> None:
         """Freeze the view, or leave that to the thread that shows the run."""
@@ -382,6 +383,10 @@ class RunView:
         """Show the run in this cell as well; if it has ended, with all its points."""
         self.progress(run.standing())
         self._display.show_again(self._summary_of(run) if run.over else None)
+        if run.over and self._display.where != "terminal":
+            objects = DisplayedObjects(run.folder)
+            for shown in run.displays():
+                objects.show(run.task_of(shown), shown)
 
     def _summary_of(self, run: Run) -> Summary:
         return replace(summary_of(run), pictures=entries_of(run.gallery))
@@ -405,6 +410,7 @@ class PrintedView:
 
     def __init__(self, run: Run) -> None:
         self._open: dict[str, str] = {}
+        self._objects = DisplayedObjects(run.folder)
 
     def tick(self) -> None:
         """Do nothing."""
@@ -421,30 +427,13 @@ class PrintedView:
 
     def display(self, task: str, shown: Displayed) -> None:
         """Show an object that a task displayed."""
-        show_displayed(task, shown)
+        self._objects.show(task, shown)
 
     def end(self, run: Run) -> None:
         """Print the remaining incomplete lines."""
         for task, line in self._open.items():
             if line:
                 print(f"[{short_task(task)}] {after_returns(line)}")
-
-
-def show_displayed(task: str, shown: Displayed) -> None:
-    """Show a task's object in this cell, under the task's name; the front end's rules for HTML apply.
-
-    Outside a notebook, its text is printed.
-    """
-    label = short_task(task)
-    if getattr(get_ipython(), "kernel", None) is None:
-        print(f"[{label}] {shown.data.get('text/plain', '')}")
-        return
-    transient = {"display_id": shown.name} if shown.name else {}
-    if not shown.update:
-        ipython.publish_display_data(
-            {"text/plain": f"{label}:", "text/html": f"<small>{escape(label)}</small>"}
-        )
-    ipython.publish_display_data(shown.data, transient=transient, update=shown.update)
 
 
 def summary_of(run: Run) -> Summary:
