@@ -14,9 +14,17 @@ from lab_folders import RunFolder, add, cluster_folder, losses
 from nbdist.errors import InvalidArgumentError, NotFoundError
 from nbdist.lab.readers import run_curves, run_detail
 from nbdist.lab.readers.run_curves import load_store
-from nbdist.lab.readers.run_detail import LONGEST_OUTPUT, BundleCache, run_bundle, run_details, run_saved
+from nbdist.lab.readers.run_detail import (
+    LONGEST_OUTPUT,
+    BundleCache,
+    open_file,
+    run_bundle,
+    run_details,
+    run_saved,
+)
 from nbdist.lab.readers.runs import Runs
 from nbdist.metrics import recorder
+from nbdist.run.displays import Displayed, keep
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +123,23 @@ def test_the_output_of_a_run_is_as_a_notebook_saves_it() -> None:
     assert "✕ failed" in data["text/plain"]
     assert "epoch <1>" in data["text/plain"]
     assert "epoch &lt;1&gt;" in data["text/html"]
+
+
+def test_displayed_objects_are_listed_by_time_with_their_tasks() -> None:
+    run = RunFolder("r1", status="running")
+    for key in ("1-7-1", "0-9-1", "0-7-2"):
+        keep(run.folder, Displayed({"text/html": "<b>1</b>"}, key=key))
+    (run.folder / "displays" / "notes.json").write_text("{}")
+    found = run_details("r1")["displays"]
+    assert [(one["task"], one["path"]) for one in found] == [
+        ("/job:worker/task:0", "displays/0-7-2.json"),
+        ("/job:worker/task:1", "displays/1-7-1.json"),
+        ("/job:worker/task:0", "displays/0-9-1.json"),
+    ]
+    file, size = open_file("r1", found[0]["path"])
+    with file:
+        assert json.loads(file.read())["data"] == {"text/html": "<b>1</b>"}
+    assert size == found[0]["bytes"]
 
 
 def test_a_bundle_has_the_gpus_and_the_devices() -> None:

@@ -180,6 +180,9 @@ def test_equal_objects_of_several_tasks_are_shown_once(
     assert page.html()[2:] == ["<small>worker 0</small>", "same"]
     shown.show(two, html("new", "1-1-1"))  # it changes on one of them
     assert page.html()[4:] == ["<small>worker 1</small>", "new"]
+    for rank, task in enumerate((one, two)):  # each of these may be updated
+        shown.show(task, Displayed({"text/html": "bar"}, "bar", key=f"{rank}-1-3"))
+    assert page.html()[6:] == ["<small>worker 0</small>", "bar", "<small>worker 1</small>", "bar"]
 
 
 def test_a_cell_shows_so_many_objects_and_then_a_sentence(
@@ -190,7 +193,5 @@ def test_a_cell_shows_so_many_objects_and_then_a_sentence(
     for number in range(5):
         shown.show("/job:worker/task:0", html(f"object {number}", f"0-1-{number}"))
     assert [text for text in page.html() if text and text.startswith("object")] == ["object 0", "object 1"]
-    assert str(page.html()[-1]).startswith(
-        "<small>[this cell shows 2 objects of its tasks; further ones are in"
-    )
+    assert str(page.html()[-1]).startswith("<small>[this cell shows 2 objects of its tasks; others are in")
     assert len(page.outputs) == 5

@@ -121,6 +121,12 @@ export class Client {
     return this.address(`${ROOT}/runs/${encodeURIComponent(id)}/files/${parts}`);
   }
 
+  /** The content of a JSON file in a run's folder. */
+  runFile(id: string, path: string): Promise<unknown> {
+    const parts = path.split('/').map(encodeURIComponent).join('/');
+    return this.request('GET', `runs/${encodeURIComponent(id)}/files/${parts}`);
+  }
+
   /** The address of the stream of changes. */
   streamUrl(): string {
     const { wsUrl, token, appendToken } = this.settings;

@@ -205,12 +205,18 @@ export interface SavedOutput {
   over: boolean;
 }
 
+export interface DisplayFile extends RunFile {
+  task: string;
+}
+
 export interface RunDetails extends Run {
   code: string;
   /** The line that starts it as a cell; empty for a function. */
   first_line: string;
   /** The end of each task's output. */
   output: { task: string; text: string }[];
+  /** The files of the objects that its tasks have displayed, by time. */
+  displays: DisplayFile[];
   seed: number | null;
   versions: Record<string, string>;
   options: Record<string, unknown>;

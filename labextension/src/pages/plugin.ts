@@ -2,6 +2,7 @@
 
 import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette, MainAreaWidget, WidgetTracker } from '@jupyterlab/apputils';
+import { IRenderMimeRegistry } from '@jupyterlab/rendermime';
 import { LabIcon } from '@jupyterlab/ui-components';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 import type { State } from '../api/items';
@@ -39,9 +40,15 @@ export const pages: JupyterFrontEndPlugin<void> = {
   id: 'nbdist:pages',
   description: 'Pages of runs and sweeps, which need no kernel.',
   autoStart: true,
-  requires: [INbdist],
+  requires: [INbdist, IRenderMimeRegistry],
   optional: [ILayoutRestorer, ICommandPalette],
-  activate: (app: JupyterFrontEnd, nbdist: INbdist, restorer: ILayoutRestorer | null, palette: ICommandPalette | null): void => {
+  activate: (
+    app: JupyterFrontEnd,
+    nbdist: INbdist,
+    registry: IRenderMimeRegistry,
+    restorer: ILayoutRestorer | null,
+    palette: ICommandPalette | null
+  ): void => {
     const { trans } = nbdist;
     const kinds: PageKind[] = [
       {
@@ -55,7 +62,7 @@ export const pages: JupyterFrontEndPlugin<void> = {
         question: trans.__('Choose a run'),
         noun: trans.__('Run'),
         none: trans.__('There are no runs yet.'),
-        make: id => new RunPage(id, nbdist, app.commands)
+        make: id => new RunPage(id, nbdist, app.commands, registry)
       },
       {
         name: 'nbdist-sweep',

@@ -1,5 +1,6 @@
 /** The page of a run: its growing curves, its options, its output and its files. */
 
+import type { IRenderMimeRegistry } from '@jupyterlab/rendermime';
 import type { CommandRegistry } from '@lumino/commands';
 import { make } from '@widget/dom/elements.js';
 import { formatValue, shortTask } from '@widget/text/format.js';
@@ -12,17 +13,19 @@ import { readRun, type RunBundle } from '../render/run-bundle';
 import { type Action, runActions, runControls } from '../sidebar/actions';
 import { formatBytes, formatMoment } from '../sidebar/format';
 import type { INbdist } from '../token';
+import { Displays } from './displays';
 import { type Answer, Page } from './page';
 import { pairs, preformatted, CollapsibleSection, table } from './sections';
 
 export class RunPage extends Page<RunDetails, RunBundle> {
-  constructor(id: string, nbdist: INbdist, commands: CommandRegistry) {
+  constructor(id: string, nbdist: INbdist, commands: CommandRegistry, registry: IRenderMimeRegistry | null = null) {
     super(id, nbdist, commands);
     const { trans } = nbdist;
     this.parts = {
       error: new CollapsibleSection(trans.__('Error'), true),
       metrics: new CollapsibleSection(trans.__('Latest values'), true),
       output: new CollapsibleSection(trans.__('Output'), true),
+      displays: new CollapsibleSection(trans.__('Displayed'), true),
       code: new CollapsibleSection(trans.__('Code of the cell'), true),
       about: new CollapsibleSection(trans.__('Options')),
       tasks: new CollapsibleSection(trans.__('Tasks')),
@@ -32,11 +35,19 @@ export class RunPage extends Page<RunDetails, RunBundle> {
     const { error, ...rest } = this.parts;
     this.before.append(error.element);
     this.after.append(...Object.values(rest).map(({ element }) => element));
+    this.displays = new Displays(id, nbdist.client, registry, trans);
     this.charts = keptTitles(id);
     void nbdist.client.about().then(
       about => (this.about = about),
       () => undefined // opening TensorBoard then reports why it cannot be opened
     );
+  }
+
+  override dispose(): void {
+    if (!this.isDisposed) {
+      this.displays.dispose();
+    }
+    super.dispose();
   }
 
   protected override async fetchItem(): Promise<Answer<RunDetails, RunBundle>> {
@@ -88,7 +99,7 @@ export class RunPage extends Page<RunDetails, RunBundle> {
 
   protected override renderDetails({ details, bundle }: Answer<RunDetails, RunBundle>): void {
     const { trans, client } = this.nbdist;
-    const { error, metrics, output, code, about, tasks, versions, files } = this.parts;
+    const { error, metrics, output, displays, code, about, tasks, versions, files } = this.parts;
     error.show(details.error, !details.error, text => [preformatted(text ?? '', trans.__('Error'))]);
     metrics.show(bundle.metrics, !bundle.metrics.length, all => [
       table(
@@ -102,6 +113,7 @@ export class RunPage extends Page<RunDetails, RunBundle> {
         preformatted(text, trans.__('Output of %1', shortTask(task)))
       ])
     );
+    displays.show(details.displays, !details.displays.length, all => this.displays.elements(all));
     const code_ = [details.first_line, details.code].filter(Boolean).join('\n');
     code.show(code_, !details.code, text => [preformatted(text, trans.__('Code of the cell'))]);
     about.show(runOptions(details, trans.__('seed')), false, all => [pairs(all)]);
@@ -121,7 +133,8 @@ export class RunPage extends Page<RunDetails, RunBundle> {
     ]);
   }
 
-  private readonly parts: Record<'error' | 'metrics' | 'output' | 'code' | 'about' | 'tasks' | 'versions' | 'files', CollapsibleSection>;
+  private readonly parts: Record<'error' | 'metrics' | 'output' | 'displays' | 'code' | 'about' | 'tasks' | 'versions' | 'files', CollapsibleSection>;
+  private readonly displays: Displays;
   private about: About | null = null;
   /** The titles of the chosen charts, and of those that are drawn; none for the default ones. They last for a tab. */
   private charts: string[] = [];

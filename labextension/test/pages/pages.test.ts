@@ -31,6 +31,7 @@ const RUN = {
   attach: "import nbdist as nb\nnb.attach('r1')", can: { stop: true }, why: {}, code: `print("${HOSTILE}")`, seed: 1,
   versions: { numpy: '2' }, options: { sync: true }, tasks: ['/job:worker/task:0'],
   first_line: '%%distribute --sync', output: [{ task: '/job:worker/task:0', text: `hello ${HOSTILE}` }],
+  displays: [],
   files: [{ path: 'events/a b.log', bytes: 2048, modified: 1000 }]
 } as RunDetails; // prettier-ignore
 

@@ -28,6 +28,7 @@ from nbdist.metrics.run_events import read_events
 from nbdist.metrics.run_folder import LONGEST
 from nbdist.metrics.store import RunStore, training_seconds
 from nbdist.run.devices import ReplicaDevice, device_warning, trained_on
+from nbdist.run.displays import DISPLAYS_FOLDER, in_order, rank_of
 from nbdist.run.options import Options
 from nbdist.run.record import ACTIVE, RunRecord
 from nbdist.ui.flags import DISTRIBUTE_FLAGS
@@ -52,17 +53,18 @@ def run_details(run_id: str, runs: Runs | None = None) -> dict[str, Any]:
     Raises `NotFoundError`, `InvalidArgumentError`.
     """
     item = (runs or Runs()).item(run_id)
-    record = record_in(item)
+    record, files = record_in(item), list_files(run_id)
     return {
         **item,
         "code": shorten(record.code, LONGEST_CODE),
         "first_line": first_line(record),
         "output": outputs(Path(item["folder"]), record),
+        "displays": displays(files, record),
         "seed": record.seed,
         "versions": jsonable(record.versions),
         "options": jsonable(record.options),
         "tasks": list(record.task_names),
-        "files": list_files(run_id),
+        "files": files,
     }
 
 
@@ -111,6 +113,12 @@ def outputs(folder: Path, record: RunRecord) -> list[dict[str, str]]:
             transcript.append(text)
             found.append({"task": task, "text": transcript.text()})
     return found
+
+
+def displays(files: Sequence[dict[str, Any]], record: RunRecord) -> list[dict[str, Any]]:
+    """Return those of a run's files that have displayed objects, by time, with their "task"."""
+    there = {one["path"].removeprefix(f"{DISPLAYS_FOLDER}/").removesuffix(".json"): one for one in files}
+    return [{**there[key], "task": record.name_of(rank_of(key))} for key in in_order(there)]
 
 
 def run_bundle(run_id: str, runs: Runs | None = None, titles: Sequence[str] = ()) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from nbdist.run.control import progress_message
 from nbdist.run.displays import (
     DISPLAY_LIMIT,
     DISPLAY_TYPES,
+    LONGEST_NAME,
     LONGEST_TEXT,
     MOST_DISPLAYS,
     TEXT,
@@ -223,7 +224,7 @@ class Output:
         self._path = path
         self._displays: dict[str, Displayed] = {}  # by key: of what is updated, the newest is enough
         self._keys: dict[str, str] = {}  # of displays that have names
-        self._key = f"{path.stem.removeprefix('output-')}-{int(time.time() * 1000)}"
+        self._rank = path.stem.removeprefix("output-")
         self._displayed = self._displayed_bytes = 0
         self._lacks_display = False
         self._file: io.FileIO | None = None  # made for the first text: most trials of a sweep print nothing
@@ -299,7 +300,7 @@ class Output:
             elif rich and self._displayed_bytes > DISPLAYS_LIMIT and not key:
                 why = f"this task has displayed more than {DISPLAYS_LIMIT:,} bytes"
             elif rich:
-                key = key or f"{self._key}-{self._displayed}"
+                key = key or f"{self._rank}-{int(time.time() * 1000)}-{self._displayed}"
                 if shown.name:
                     self._keys[shown.name] = key
                 self._displays.pop(key, None)
@@ -426,7 +427,7 @@ def displaying_to(output: Output) -> Iterator[None]:
                 for one, value in content["data"].items()
                 if isinstance(value, (str, bytes))
             }
-            name = str(content.get("transient", {}).get("display_id", ""))[:200]
+            name = str(content.get("transient", {}).get("display_id", ""))[:LONGEST_NAME]
             output.display(Displayed(data, name, kind == "update_display_data"))
 
     publisher.register_hook(hook)

@@ -8,7 +8,9 @@ worker 0, worker 1        the heading: the tasks that have displayed this very o
 from __future__ import annotations
 
 import uuid
+from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from html import escape
 from pathlib import Path
@@ -16,7 +18,7 @@ from pathlib import Path
 from IPython import display as ipython
 from IPython.core.getipython import get_ipython
 
-from nbdist.run.displays import FOLDER, Displayed
+from nbdist.run.displays import DISPLAYS_FOLDER, Displayed
 from nbdist.text import clip
 from nbdist.ui.frozen.summary import short_task
 
@@ -42,6 +44,10 @@ class DisplayedObjects:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._cell = folder, uuid.uuid4().hex[:12]
+        # ipykernel finds the cell of an output by a context variable, and without one takes the newest cell:
+        # the wrong one for a run in the background.
+        self._context = copy_context()
+        self._count = 0
         self._shown: dict[str, _Shown] = {}  # by key
         self._equal: dict[str, _Shown] = {}  # by digest, of objects without updates
         self._size = 0
@@ -65,9 +71,9 @@ class DisplayedObjects:
         if known is not None and known.tasks == [label]:
             self._equal.pop(known.digest, None)
             known.digest = digest
-            ipython.publish_display_data(shown.data, transient={"display_id": known.id}, update=True)
+            self._publish(shown.data, known.id, update=True)
             return
-        equal = self._equal.get(digest)
+        equal = self._equal.get(digest) if not shown.name else None  # those with names may change, each alone
         if equal is not None and label not in equal.tasks:
             equal.tasks.append(label)
             self._shown[shown.key] = equal
@@ -75,37 +81,42 @@ class DisplayedObjects:
             return
         if not self._has_room(shown.size):
             return
-        new = _Shown(f"{self._cell}-{len(self._shown)}", digest, [label])
-        self._shown[shown.key] = self._equal[digest] = new
+        self._count += 1
+        new = _Shown(f"{self._cell}-{self._count}", digest, [label])
+        self._shown[shown.key] = new
+        if not shown.name:
+            self._equal[digest] = new
         self._head(new)
-        ipython.publish_display_data(shown.data, transient={"display_id": new.id})
+        self._publish(shown.data, new.id)
 
     def _head(self, shown: _Shown, update: bool = False) -> None:
         names = heading(shown.tasks)
         data = {"text/plain": f"{names}:", "text/html": f"<small>{escape(names)}</small>"}
-        ipython.publish_display_data(data, transient={"display_id": f"{shown.id}-head"}, update=update)
+        self._publish(data, f"{shown.id}-head", update)
+
+    def _publish(self, data: dict[str, str], name: str, update: bool = False) -> None:
+        publish = partial(ipython.publish_display_data, data, transient={"display_id": name}, update=update)
+        self._context.run(publish)
 
     def _has_room(self, size: int) -> bool:
         """Whether another object is shown; the first that is not leaves a sentence."""
         self._size += size
-        if self._size <= SHOWN_LIMIT and len(self._shown) < MOST_SHOWN:
+        if self._size <= SHOWN_LIMIT and self._count < MOST_SHOWN:
             return True
         if not self._is_full:
             self._is_full = True
             what = f"{MOST_SHOWN:,} objects" if self._size <= SHOWN_LIMIT else f"{SHOWN_LIMIT >> 20} MiB"
-            words = (
-                f"[this cell shows {what} of its tasks; further ones are in {self._folder / FOLDER}, and on "
-                "the page of the run]"
-            )
+            folder = self._folder / DISPLAYS_FOLDER
+            words = f"[this cell shows {what} of its tasks; others are in {folder} and on the run's page]"
             html = f"<small>{escape(words)}</small>"
-            ipython.publish_display_data({"text/plain": words, "text/html": html})
+            self._publish({"text/plain": words, "text/html": html}, f"{self._cell}-full")
         return False
 
 
 def heading(tasks: list[str]) -> str:
     """Return the names of tasks in one line.
 
-    >>> heading(["worker 0", "worker 1"]), heading([f"worker {n}" for n in range(20)])[-24:]
+    >>> heading(["worker 0", "worker 1"]), heading([f"worker {n}" for n in range(20)])[-26:]
     ('worker 0, worker 1', 'worker 7 and 12 more tasks')
     """
     more = f" and {len(tasks) - MOST_NAMED} more tasks" if len(tasks) > MOST_NAMED else ""
