@@ -118,7 +118,8 @@ def in_order(names: Iterable[str]) -> list[str]:
     ['0-7-1', '1-7-2', '0-10-1']
     """
     keys = [name for name in names if KEY.fullmatch(name)]
-    return sorted(keys, key=lambda key: (*map(int, key.split("-")[1:]), rank_of(key)))
+    parts = {key: tuple(map(int, key.split("-"))) for key in keys}
+    return sorted(keys, key=lambda key: (parts[key][1], parts[key]))
 
 
 def rank_of(key: str) -> int:

@@ -103,7 +103,7 @@ def test_what_a_folder_has_is_checked(tmp_path: Path) -> None:
     (folder / "0-7-5.json").symlink_to(folder / "0-9-1.json")
     (folder / "notes.txt").write_text("mine")
     assert [(one.key, one.data["text/html"]) for one in stored(tmp_path)] == [
-        ("1-7-2", "<b>2</b>"), ("0-7-10", "<b>?</b>"), ("0-9-1", "<b>1</b>"),
+        ("0-7-10", "<b>?</b>"), ("1-7-2", "<b>2</b>"), ("0-9-1", "<b>1</b>"),
     ]  # fmt: skip
     assert stored(tmp_path / "elsewhere") == []
 
