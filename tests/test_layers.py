@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "nbdist"
 
 FLOORS = {
     "errors": 0, "numbers": 0, "stubs": 0, "json_values": 0.1, "text": 0, "record_frame": 0, "interrupts": 0,
+    "terminal": 0.2,
     "home": 0.5, "machine": 0.5, "draft": 0.5, "keras_arguments": 0.5,
     "graph": 1, "wire": 1, "data": 1, "metrics": 1,
     "optim": 1.5, "checkpoint": 1.5, "summary": 1.5,

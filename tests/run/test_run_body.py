@@ -20,10 +20,10 @@ from nbdist.run.task.body import MOST_MESSAGE, MOST_TRACEBACK, describe_error
 from nbdist.run.task.reporting import SCREEN, Output, printing_to
 from nbdist.run.task.spawned import described
 from nbdist.runtime.task import TaskInfo
+from nbdist.terminal.transcript import Transcript
 from nbdist.train.context import Context, Control, use
 from nbdist.train.one_device import OneDeviceStrategy
 from nbdist.ui.display.run import PrintedView, summary_of
-from nbdist.ui.transcript import Transcript
 
 
 def raised(function: Callable[[], Any]) -> BaseException:

@@ -31,13 +31,13 @@ from nbdist.run.devices import ReplicaDevice, device_warning, trained_on
 from nbdist.run.displays import DISPLAYS_FOLDER, in_order, rank_of
 from nbdist.run.options import Options
 from nbdist.run.record import ACTIVE, RunRecord
+from nbdist.terminal.transcript import Transcript
 from nbdist.ui.flags import DISTRIBUTE_FLAGS
 from nbdist.ui.formatting import jsonable, shorten
 from nbdist.ui.frozen.run import run_data, run_output
 from nbdist.ui.frozen.summary import Summary, marks_of
 from nbdist.ui.gpus import gpus_over_time
 from nbdist.ui.input_pipeline import input_shown
-from nbdist.ui.transcript import Transcript
 from nbdist.ui.widgets.run_feed import Available, Chart, chosen, epochs_of, plan_charts
 
 LIMIT = 200_000  # bytes of a bundle; larger than in a notebook, because it is not saved

@@ -40,6 +40,7 @@ from nbdist.run.displays import (
 )
 from nbdist.run.progress_file import ProgressFile, progress_path
 from nbdist.run.task.training_series import TrainingSeries
+from nbdist.terminal.rows import CondensedLog
 from nbdist.train.context import Context, left_behind
 from nbdist.wire.rpc.frame import Frame, encode
 
@@ -200,6 +201,7 @@ class ActiveRun:
 
 WAITING_LIMIT = 1 << 20  # characters that may wait for the next flush
 FILE_LIMIT = 64 << 20  # bytes that one task's output file may grow to
+STATE_SECONDS = 5.0  # between two states of a progress bar in the output file
 TAIL_LIMIT = 200_000  # characters of the output that a backfill contains
 REFUSED = "refused"  # in the place of a display's key
 DISPLAYS_LIMIT = 32 << 20  # bytes that wait for the next flush, and bytes of all new displays of one run
@@ -213,6 +215,7 @@ class Output:
         self._waiting: list[str] = []
         self._size = 0
         self._cut = 0
+        self._log = CondensedLog(STATE_SECONDS)
         self._written = 0
         self._missing = 0  # bytes that a full disk has not taken since the last ones that it took
         self._refused = False
@@ -251,7 +254,7 @@ class Output:
             self._waiting, self._size, self._cut = [], 0, 0
         if cut:
             text += f"\n[{cut:,} characters were printed faster than they can be shown, and dropped]\n"
-        if text and self._written < FILE_LIMIT and (remark := self._keep(text.encode("utf-8", "replace"))):
+        if remark := self._keep(self._log.add(text, time.monotonic())):
             text += line_after(text, remark)
         if text:
             self.taken += len(text)
@@ -261,8 +264,11 @@ class Output:
                 self._tail_size -= len(self._tail.popleft())
         return text
 
-    def _keep(self, data: bytes) -> str:
+    def _keep(self, text: str) -> str:
         """Append to the file; return a remark if it lacks output from now on. It stops no body."""
+        if not text or self._written >= FILE_LIMIT:
+            return ""
+        data = text.encode("utf-8", "replace")
         gap = f"\n[{self._missing:,} bytes of output are missing here: the disk was full]\n"
         rest = gap.encode() + data if self._missing else data
         self._written += len(data)
@@ -332,6 +338,7 @@ class Output:
 
     def finish(self) -> None:
         """Close the file; an error of the disk is ignored, because clients have the text."""
+        self._keep(self._log.end())
         with suppress(OSError):
             if self._file is not None:
                 self._file.close()

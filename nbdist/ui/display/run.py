@@ -39,8 +39,9 @@ from nbdist.run.progress import (
 )
 from nbdist.run.run import Run
 from nbdist.runtime.task import TaskInfo
+from nbdist.terminal.ansi import plain
+from nbdist.terminal.transcript import Transcript
 from nbdist.text import clip, measured, rate
-from nbdist.ui.ansi import plain
 from nbdist.ui.display.objects import DisplayedObjects
 from nbdist.ui.frozen.render import text
 from nbdist.ui.frozen.run import ALONE, frozen
@@ -57,7 +58,6 @@ from nbdist.ui.frozen.summary import (
 from nbdist.ui.gpus import Gpus, gpus_over_time
 from nbdist.ui.input_pipeline import input_shown
 from nbdist.ui.pictures import entries_of
-from nbdist.ui.transcript import Transcript, after_returns, latest_return
 from nbdist.ui.widgets.controls import KINDS, Callback, PageControls
 from nbdist.ui.widgets.run_feed import NOT_CURVES, plan_charts
 
@@ -213,11 +213,10 @@ class LiveDisplay:
         """Append what a task printed."""
         with self.lock:
             transcript = self.transcripts.setdefault(task, Transcript())
-            before = transcript.written
+            before = transcript.position
             transcript.append(printed)
             if self.where == "terminal":
-                _, lines, _ = transcript.since(before)
-                for line in plain(lines).splitlines():
+                for line in plain(transcript.since(before).text).splitlines():
                     self.report(f"[{short_task(task)}] {line}")
 
     def on_control(self, callback: Callback, kinds: Sequence[str] = KINDS) -> None:
@@ -230,8 +229,9 @@ class LiveDisplay:
             if not summary.outputs:
                 summary = replace(summary, outputs={t: log.text() for t, log in self.transcripts.items()})
             if self.where == "terminal":
-                for task in [task for task, log in self.transcripts.items() if log.open]:
-                    self.output(task, "\n")
+                for task, log in self.transcripts.items():
+                    for line in plain(log.open).splitlines():
+                        self.report(f"[{short_task(task)}] {line}")
                 self.report(text(replace(summary, outputs={}), ALONE))
                 return
             if self.view is not None:
@@ -405,11 +405,14 @@ def act(run: Run, kind: str, rate: float | None) -> None:
         run.controls.act(kind, rate)
 
 
+PRINTED_LIMIT = 2 << 20  # characters that one message may have
+
+
 class PrintedView:
     """Prints the output of a run's tasks line by line, for ``--no-live``."""
 
     def __init__(self, run: Run) -> None:
-        self._open: dict[str, str] = {}
+        self._transcripts: dict[str, Transcript] = {}
         self._objects = DisplayedObjects(run.folder)
 
     def tick(self) -> None:
@@ -420,10 +423,10 @@ class PrintedView:
 
     def output(self, task: str, text: str) -> None:
         """Print the complete lines of a task's output; of a progress bar, its last state."""
-        *lines, rest = (self._open.get(task, "") + text.replace("\r\n", "\n")).split("\n")
-        self._open[task] = latest_return(rest)[1]
-        for line in lines:
-            print(f"[{short_task(task)}] {after_returns(line)}")
+        log = self._transcripts.setdefault(task, Transcript(limit=PRINTED_LIMIT))
+        before = log.position
+        log.append(text)
+        self._print(task, log.since(before).text)
 
     def display(self, task: str, shown: Displayed) -> None:
         """Show an object that a task displayed."""
@@ -431,9 +434,12 @@ class PrintedView:
 
     def end(self, run: Run) -> None:
         """Print the remaining incomplete lines."""
-        for task, line in self._open.items():
-            if line:
-                print(f"[{short_task(task)}] {after_returns(line)}")
+        for task, log in self._transcripts.items():
+            self._print(task, log.open)
+
+    def _print(self, task: str, text: str) -> None:
+        for line in text.splitlines():
+            print(f"[{short_task(task)}] {line}")
 
 
 def summary_of(run: Run) -> Summary:

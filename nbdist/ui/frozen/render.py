@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from nbdist.terminal.ansi import part, plain, spans, styled
 from nbdist.text import clip, cut_note
-from nbdist.ui.ansi import part, plain, spans, styled
 from nbdist.ui.formatting import Room, first_of, fitting, longest, shorten
 from nbdist.ui.frozen.summary import Summary, apart, headline, is_plain, marks_line, number, short_task
 from nbdist.ui.gpus import gpu_rows

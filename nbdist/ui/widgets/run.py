@@ -22,10 +22,10 @@ from typing import Any
 
 from nbdist.metrics.store import RunStore
 from nbdist.run.progress import ABSENT
+from nbdist.terminal.transcript import Position, Transcript
 from nbdist.text import clip
 from nbdist.ui.formatting import jsonable
 from nbdist.ui.frozen.summary import Part
-from nbdist.ui.transcript import Transcript
 from nbdist.ui.widgets.base import StreamingView
 from nbdist.ui.widgets.controls import KINDS, Callback, PageControls
 from nbdist.ui.widgets.frames import frame
@@ -65,8 +65,8 @@ class LiveView(StreamingView):
         self.new: set[str] = {"progress"}
         """The parts that the page does not have: "progress", and those beside the curves."""
         self.transcripts = {task: Transcript() for task in tasks} if transcripts is None else transcripts
-        self.shown: dict[str, tuple[int, str]] = {}
-        """By task: the position in its transcript, and the open line, that the page has."""
+        self.shown: dict[str, tuple[Position, str]] = {}
+        """By task: the position in its transcript, and the open lines, that the page has."""
         super().__init__("live", lock or threading.RLock())  # another thread may follow the run
 
     def _shown_id(self) -> str:
@@ -176,15 +176,19 @@ class LiveView(StreamingView):
         ]
 
     def _new_output(self, snapshot: bool) -> list[dict[str, Any]]:
-        """Return the text printed since the last frame: complete lines, and the line being written."""
+        """Return the text printed since the last frame: complete lines, and those that may still change.
+
+        ``drop`` is how many of the last complete lines may change again, and are among these.
+        """
         if snapshot:
             self.shown.clear()
         news = []
         for task, transcript in self.transcripts.items():
-            position, open_line = self.shown.get(task, (0, ""))
-            if (position, open_line) == (transcript.written, transcript.open):
+            position, lines = self.shown.get(task, (Position(), ""))
+            dropped, text, now = transcript.since(position)
+            if (transcript.position, now) == (position, lines):
                 continue
-            written, text, line = transcript.since(position)
-            self.shown[task] = (written, transcript.open)
-            news.append({"task": task, "text": text, "open": line, "cut": transcript.cut})
+            self.shown[task] = (transcript.position, now)
+            item = {"task": task, "text": text, "open": now, "cut": transcript.cut}
+            news.append({**item, "drop": dropped} if dropped else item)
         return news

@@ -4,7 +4,7 @@ import { make, setText } from "../dom/elements.js";
 import { coloured } from "../text/ansi.js";
 import { formatCount, shortTask } from "../text/format.js";
 
-/** @typedef {{ task: string, text: string, open: string, cut: number }} OutputUpdate */
+/** @typedef {{ task: string, text: string, open: string, cut: number, drop?: number }} OutputUpdate drop: last lines that change again */
 
 const LIMIT = 200_000; // characters kept per rank, as in Python
 const OPENED = 4; // ranks whose output is open at first
@@ -47,9 +47,10 @@ class RankOutput {
   }
 
   /** @param {OutputUpdate} news @param {boolean} visible whether it is on the screen */
-  add({ text, open, cut }, visible) {
+  add({ text, open, cut, drop = 0 }, visible) {
     const seen = this.text.clientHeight > 0;
     if (seen) this.following = this.text.scrollTop + this.text.clientHeight >= this.text.scrollHeight - 4;
+    if (drop) this.dropLines(drop);
     if (text) {
       this.append(text);
       const start = this.written || cut; // after a snapshot the first text follows the cut one
@@ -73,6 +74,30 @@ class RankOutput {
     if (visible) this.markRead();
     else this.showUnread();
     if (seen) this.follow();
+  }
+
+  /** Removes the last finished lines: bars that a program moves up to. @param {number} count */
+  dropLines(count) {
+    const range = document.createRange();
+    range.setStart(this.text, 0);
+    range.setEndBefore(this.line);
+    const texts = document.createTreeWalker(this.text, NodeFilter.SHOW_TEXT);
+    texts.currentNode = this.line;
+    for (let left = count + 1, node = texts.previousNode(); node && left; node = texts.previousNode()) {
+      const { data } = /** @type {Text} */ (node);
+      for (let at = data.lastIndexOf("\n"); at >= 0 && left; at = at ? data.lastIndexOf("\n", at - 1) : -1) {
+        if (!--left) range.setStart(node, at + 1);
+      }
+    }
+    const { length } = range.toString();
+    range.deleteContents();
+    this.coloured = this.coloured.filter(({ piece }) => piece.parentNode === this.text);
+    this.spans = this.coloured.reduce((sum, { spans }) => sum + spans, 0);
+    this.kept -= length;
+    this.written -= length;
+    this.lines = Math.max(0, this.lines - count);
+    this.seen = Math.min(this.seen, this.written);
+    this.news = Math.max(0, this.news - count);
   }
 
   /** Adds finished lines. @param {string} text */

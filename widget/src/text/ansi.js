@@ -1,5 +1,5 @@
-// Terminal colours: parses SGR codes (ECMA-48) into styled pieces of text. The same parser as nbdist/ui/ansi.py:
-// tests/ui/ansi_cases.json tests both.
+// Terminal colours: parses SGR codes (ECMA-48) into styled pieces of text. The same parser as nbdist/terminal/ansi.py:
+// tests/terminal/ansi_cases.json tests both.
 import { make } from "../dom/elements.js";
 
 /** @typedef {Record<string, number | boolean>} Style  colours are 0 to 7: black, red, green, yellow, blue, magenta, cyan, white */

@@ -19,6 +19,20 @@ describe("Output", () => {
     expect(output.element.querySelector(".nbd-count")?.textContent).toBe("2 lines");
   });
 
+  test("drops lines that change again, also in coloured text", () => {
+    const output = new Output("v");
+    const shown = () => output.element.querySelector("pre")?.textContent;
+    output.add([{ task: tasks[0], text: "begun\n\x1b[32ma 1%\x1b[0m\nb", open: "", cut: 0 }], tasks);
+    output.add([{ task: tasks[0], text: " 1%\nc\n", open: "", cut: 0 }], tasks);
+    output.add([{ task: tasks[0], text: "", open: "a 2%\nb 2%\n", cut: 0, drop: 3 }], tasks);
+    expect(shown()).toBe("begun\na 2%\nb 2%\n");
+    expect(output.element.querySelector(".nbd-count")?.textContent).toBe("1 line");
+    output.add([{ task: tasks[0], text: "a 3%\n\x1b[31mred\x1b[0m\n", open: "", cut: 0 }], tasks);
+    expect(shown()).toBe("begun\na 3%\nred\n");
+    output.add([{ task: tasks[0], text: "x\n", open: "", cut: 0, drop: 99 }], tasks);
+    expect(shown()).toBe("x\n");
+  });
+
   test("is text, also if it looks like HTML", () => {
     const output = new Output("v");
     output.add([{ task: HOSTILE, text: HOSTILE, open: HOSTILE, cut: 7 }], [HOSTILE]);

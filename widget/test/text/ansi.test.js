@@ -1,6 +1,6 @@
 // @vitest-environment happy-dom
 import { describe, expect, test } from "vitest";
-import cases from "../../../tests/ui/ansi_cases.json";
+import cases from "../../../tests/terminal/ansi_cases.json";
 import { coloured, spans } from "../../src/text/ansi.js";
 import { Output } from "../../src/run/output.js";
 

@@ -3,7 +3,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbdist.ui.transcript import Transcript
+from nbdist.terminal.transcript import Position, Transcript
 
 
 def test_a_carriage_return_rewrites_the_line() -> None:
@@ -26,8 +26,8 @@ def test_a_return_and_a_newline_that_come_apart_end_the_line() -> None:
 def test_of_codes_those_of_colours_stay_even_if_they_come_in_pieces() -> None:
     log = Transcript()
     log.append("\x1b[3")
-    log.append("1mred\x1b[0m\x1b[2")
-    log.append("K\n")
+    log.append("1mred\x1b[0m\x1b[?25")
+    log.append("l\n")
     assert log.text() == "\x1b[31mred\x1b[0m\n"
 
 
@@ -53,7 +53,8 @@ def test_one_line_without_end_is_bounded_too() -> None:
 def test_a_reader_gets_only_what_is_new() -> None:
     log = Transcript()
     log.append("one\ntw")
-    position, text, line = log.since(0)
+    _, text, line = log.since(Position())
+    position = log.position
     assert (text, line) == ("one\n", "tw")
     log.append("o\nthree\n")
     assert log.since(position)[1:] == ("two\nthree\n", "")

@@ -3,7 +3,7 @@ r"""Parses terminal colours, SGR codes (ECMA-48), into styled pieces of text.
 Only colours and letter styles are kept; codes that move the cursor or set a title are dropped. All colours
 are mapped to the eight of ANSI, which each page draws in its own tones, because the tones of a dark terminal
 are hard to read on a white page. ``widget/src/text/ansi.js`` is the same parser, and
-``tests/ui/ansi_cases.json`` tests both.
+``tests/terminal/ansi_cases.json`` tests both.
 """
 
 from __future__ import annotations
