@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from codecs import getincrementaldecoder
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from nbdist.run.history import (
     runs as listed_runs,
 )
 from nbdist.run.record import is_under_way
+from nbdist.terminal.ansi import ERROR, OWN, USUAL, by_stream
 from nbdist.text import columns, in_bytes
 from nbdist.ui.compare.comparison import compare as compare_runs
 from nbdist.ui.compare.curves import AXES, By
@@ -174,7 +176,8 @@ def logs(run_id: str, task: str | None, follow: bool, as_json: bool) -> int:
     if as_json and follow:
         raise InvalidArgumentError("--json prints one document: leave out --follow")
     if as_json:
-        texts = {short(name): path.read_text("utf-8", "replace") for path, name in wanted.items()}
+        read = {short(name): path.read_text("utf-8", "replace") for path, name in wanted.items()}
+        texts = {name: OWN.sub("", text) for name, text in read.items()}
         click.echo(as_text(texts))
         return 0
     if not follow:
@@ -222,9 +225,19 @@ def output_files(run_id: str) -> dict[str, Path]:
 
 
 def copy(file: BinaryIO) -> None:
-    """Copy the rest of a file to stdout."""
+    """Copy the rest of a file to stdout, and to stderr what its task has printed there."""
+    decoder = getincrementaldecoder("utf-8")("replace")
+    code = rest = ""
     while part := file.read(CHUNK):
-        sys.stdout.write(part.decode("utf-8", "replace"))
+        text = code + rest + decoder.decode(part)
+        end = text.rfind("\x1b", max(0, len(text) - len(ERROR) + 1))  # a code of which the rest comes
+        text, rest = (text[:end], text[end:]) if end >= 0 else (text, "")
+        for stderr, piece in by_stream(text):
+            stream = sys.stderr if stderr else sys.stdout
+            stream.write(piece)
+            stream.flush()
+        code = ERROR if text.rfind(ERROR) > text.rfind(USUAL) else ""
+    sys.stdout.write(OWN.sub("", rest))
     sys.stdout.flush()
 
 

@@ -1,6 +1,7 @@
 r"""Parses terminal colours, SGR codes (ECMA-48), into styled pieces of text.
 
-Only colours and letter styles are kept; codes that move the cursor or set a title are dropped. All colours
+Only colours and letter styles are kept; codes that move the cursor or set a title are dropped. Two codes are
+nbdist's own, and mean nothing to a terminal: what is between them was printed to stderr. All colours
 are mapped to the eight of ANSI, which each page draws in its own tones, because the tones of a dark terminal
 are hard to read on a white page. ``widget/src/text/ansi.js`` is the same parser, and
 ``tests/terminal/ansi_cases.json`` tests both.
@@ -17,13 +18,16 @@ ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 SGR = re.compile(r"\x1b\[([0-9;:]{0,64})m")
 DEFAULT = -1  # the page's own colour
+ERROR, USUAL = "\x1b[220m", "\x1b[221m"
+"""The begin and the end of what was printed to stderr; a reset of all styles does not end it."""
+OWN = re.compile(r"\x1b\[22([01])m")
 
 # SGR number -> the style's fields that it sets
 TABLE: dict[int, dict[str, int | bool]] = {
     1: {"bold": True}, 2: {"dim": True}, 3: {"italic": True}, 4: {"underline": True}, 7: {"inverse": True},
     9: {"strike": True}, 21: {"underline": True}, 22: {"bold": False, "dim": False}, 23: {"italic": False},
     24: {"underline": False}, 27: {"inverse": False}, 29: {"strike": False}, 39: {"ink": DEFAULT},
-    49: {"ground": DEFAULT},
+    49: {"ground": DEFAULT}, 220: {"stderr": True}, 221: {"stderr": False},
     **{start + tone: {"ink": tone} for start in (30, 90) for tone in range(8)},
     **{start + tone: {"ground": tone} for start in (40, 100) for tone in range(8)},
 }  # fmt: skip
@@ -47,6 +51,7 @@ class Style(NamedTuple):
     underline: bool = False
     inverse: bool = False
     strike: bool = False
+    stderr: bool = False
 
     def after(self, parameters: str) -> Style:
         """Return the style after an SGR code with these parameters; unknown parameters are ignored.
@@ -65,7 +70,7 @@ class Style(NamedTuple):
                 tone = nearest(more)
                 style = style if tone is None else style._replace(**{EXTENDED[first]: tone})  # type: ignore[arg-type]
             elif first == 0:
-                style = Style()
+                style = Style(stderr=style.stderr)
             elif first == 4 and more[:1] == [0]:
                 style = style._replace(underline=False)
             else:
@@ -81,7 +86,15 @@ class Style(NamedTuple):
         numbers = [at for at, name in LETTERS if getattr(self, name)]
         numbers += [30 + self.ink] if self.ink >= 0 else []
         numbers += [40 + self.ground] if self.ground >= 0 else []
-        return f"\x1b[{';'.join(map(str, numbers))}m" if numbers else ""
+        return ERROR * self.stderr + (f"\x1b[{';'.join(map(str, numbers))}m" if numbers else "")
+
+    def reset(self) -> str:
+        r"""Return the codes that end this style; "" for the default one.
+
+        >>> Style(ink=1, stderr=True).reset()
+        '\x1b[0m\x1b[221m'
+        """
+        return "\x1b[0m" * (self._replace(stderr=False) != Style()) + USUAL * self.stderr
 
     def css(self) -> str:
         """Return inline CSS that is readable on light and dark pages; "" for the default.
@@ -96,6 +109,7 @@ class Style(NamedTuple):
             ink = 0
         rules = [f"color:{TONES[ink]}"] if ink >= 0 else []
         rules += [f"background-color:{TONES[ground]}40"] if ground >= 0 else []
+        rules += [f"background-color:{TONES[1]}1f"] if self.stderr and ground < 0 else []
         rules += ["font-weight:bold"] if self.bold else []
         rules += ["font-style:italic"] if self.italic else []
         lines = [name for name, on in (("underline", self.underline), ("line-through", self.strike)) if on]
@@ -177,6 +191,34 @@ def plain(text: str) -> str:
     'bold'
     """
     return text if text.isprintable() else CONTROLS.sub("", ESCAPES.sub("", text))
+
+
+def by_stream(text: str) -> Iterator[tuple[bool, str]]:
+    r"""Yield pieces of text, and whether each was printed to stderr, without nbdist's own codes.
+
+    >>> list(by_stream("out\x1b[220merr\n\x1b[221mout"))
+    [(False, 'out'), (True, 'err\n'), (False, 'out')]
+    """
+    first, *rest = OWN.split(text)
+    pieces = [("1", first), *zip(rest[::2], rest[1::2], strict=True)]
+    return ((mark == "0", piece) for mark, piece in pieces if piece)
+
+
+def is_stderr(line: str) -> bool:
+    """Return whether a line, or a part of it that can be seen, was printed to stderr."""
+    return ERROR in line and any(stderr and bool(plain(piece).strip()) for stderr, piece in by_stream(line))
+
+
+def marked(text: str) -> str:
+    r"""Return plain text in which lines of stderr say so.
+
+    >>> marked("one\n\x1b[220mtwo\x1b[221m\n")
+    'one\nstderr: two\n'
+    """
+    if ERROR not in text:
+        return plain(text)
+    lines = text.split("\n")
+    return "\n".join(f"stderr: {plain(line)}" if is_stderr(line) else plain(line) for line in lines)
 
 
 def part(pieces: Iterable[tuple[Style, str]], start: int, stop: int) -> list[tuple[Style, str]]:

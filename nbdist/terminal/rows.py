@@ -20,7 +20,6 @@ LONGEST = 4_000  # characters of a line that can be rewritten
 CONTROL = re.compile(r"\n|\r|\x1b\[([0-9]{0,4})([ABEFGJK])")
 REWRITES = re.compile(r"\r(?!\n)|\x1b\[[0-9]{0,4}[ABEFGJK]")
 UNFINISHED = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]*)?$")  # an escape code, of which the rest comes later
-RESET = "\x1b[0m"
 DEFAULT = Style()
 
 
@@ -162,7 +161,7 @@ def self_contained(row: str) -> str:
         return plain(row)
     if not plain(row):
         return ""
-    return coloured(row) + (RESET if ending(row, DEFAULT) != DEFAULT else "")
+    return coloured(row) + ending(row, DEFAULT).reset()
 
 
 class CondensedLog:

@@ -31,6 +31,7 @@ from nbdist.sweep.export import columns, write_csv
 from nbdist.sweep.space import Space
 from nbdist.sweep.start import check_changes, check_edit
 from nbdist.sweep.state import Trial
+from nbdist.terminal.ansi import OWN
 from nbdist.train.resume import trainings_in
 from nbdist.trials.command_file import CommandFile
 from nbdist.trials.driver import Driver
@@ -306,7 +307,7 @@ class Sweep:
         for path in sorted(trial_folder(self.folder, number).glob("output-*.log")):
             with path.open("rb") as file:
                 file.seek(max(0, path.stat().st_size - LONGEST_OUTPUT))
-                texts.append(file.read(LONGEST_OUTPUT).decode("utf-8", "replace"))
+                texts.append(OWN.sub("", file.read(LONGEST_OUTPUT).decode("utf-8", "replace")))
         return "\n".join(text for text in texts if text)
 
     def as_code(self, number: int | None = None) -> str:

@@ -39,7 +39,7 @@ def test_only_this_thread_prints_to_the_run(tmp_path: Path, capsys: pytest.Captu
             mine.join()
             sys.stdout.writelines(["a", "b", "\n"])
             sys.stdout.flush()
-        assert one.take() == "mine\nto stderr\nin my name\nab\n"
+        assert one.take() == "mine\n\x1b[220mto stderr\n\x1b[221min my name\nab\n"
     assert (sys.stdout, sys.stderr) == usual
     assert capsys.readouterr().out == "another thread's\n"
 
@@ -80,7 +80,7 @@ def test_a_kept_stdout_prints_to_the_notebook_afterwards(
         held.flush()
         logger.warning("outside")
         logger.removeHandler(handler)
-        assert one.take() == "inside\n"
+        assert one.take() == "\x1b[220minside\n\x1b[221m"
     assert capsys.readouterr() == ("afterwards\n", "outside\n")
 
 

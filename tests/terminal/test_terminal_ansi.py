@@ -15,8 +15,21 @@ from nbdist.terminal.transcript import Transcript
 from nbdist.ui.frozen import render
 
 CASES = json.loads((Path(__file__).parent / "ansi_cases.json").read_text())
-LETTERS = ("bold", "dim", "italic", "underline", "inverse", "strike")
-CODES = ["\x1b[31m", "\x1b[1;44m", "\x1b[0m", "\x1b[7m", "\x1b[38;5;208m", "a", "b", "\n", "\x1b[2K", "\r"]
+LETTERS = ("bold", "dim", "italic", "underline", "inverse", "strike", "stderr")
+CODES = [
+    "\x1b[31m",
+    "\x1b[1;44m",
+    "\x1b[0m",
+    "\x1b[7m",
+    "\x1b[38;5;208m",
+    "\x1b[220m",
+    "\x1b[221m",
+    "a",
+    "b",
+    "\n",
+    "\x1b[2K",
+    "\r",
+]
 
 
 def classes(style: Style) -> str:
@@ -97,3 +110,15 @@ def test_saved_colours_are_seen_on_light_and_on_dark_pages(tone: int) -> None:
     colour = Style(ink=tone).css().removeprefix("color:")
     assert contrast(colour, "#ffffff") >= 3.9
     assert contrast(colour, "#111111") >= 3.9
+
+
+def test_saved_output_tells_stderr_from_stdout() -> None:
+    log = Transcript()
+    log.append("out\n\x1b[220m\x1b[1mwarning\x1b[0m: slow\nlast")
+    log.append("ly\x1b[221m\nout\n")
+    assert log.text().count("\x1b[220m") == log.text().count("\x1b[221m") == 2, "each line stands alone"
+    html = render.output("/job:worker/task:0", log.text(), 4_000)
+    assert "background-color:#cb48441f" in html
+    assert html.index("<pre>out") < html.index("warning") < html.index("lastly</span>\nout")
+    (text,) = render.outputs_as_text({"/job:worker/task:0": log.text()}, 4_000)
+    assert text == "[worker 0]\nout\nstderr: warning: slow\nstderr: lastly\nout"

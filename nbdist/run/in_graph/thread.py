@@ -132,7 +132,11 @@ class Routed:
     def write(self, text: str) -> int:
         """Hand the text to the thread's run, or on."""
         output = _here.get()
-        return output.write(text) if output is not None else int(self.usual.write(text) or 0)
+        return (
+            output.write(text, self.name == "stderr")
+            if output is not None
+            else int(self.usual.write(text) or 0)
+        )
 
     def writelines(self, lines: Iterator[str]) -> None:
         """Write each."""

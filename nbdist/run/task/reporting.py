@@ -40,6 +40,7 @@ from nbdist.run.displays import (
 )
 from nbdist.run.progress_file import ProgressFile, progress_path
 from nbdist.run.task.training_series import TrainingSeries
+from nbdist.terminal.ansi import ERROR, USUAL
 from nbdist.terminal.rows import CondensedLog
 from nbdist.train.context import Context, left_behind
 from nbdist.wire.rpc.frame import Frame, encode
@@ -213,6 +214,7 @@ class Output:
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
         self._waiting: list[str] = []
+        self._is_stderr = False  # whether the last of these is
         self._size = 0
         self._cut = 0
         self._log = CondensedLog(STATE_SECONDS)
@@ -232,13 +234,16 @@ class Output:
         self._lacks_display = False
         self._file: io.FileIO | None = None  # made for the first text: most trials of a sweep print nothing
 
-    def write(self, text: str) -> int:
+    def write(self, text: str, stderr: bool = False) -> int:
         """Append text; what exceeds the limit before the next flush is counted and dropped."""
         with self._lock:
             room = WAITING_LIMIT - self._size
             kept = text[: max(room, 0)]
             self._cut += len(text) - len(kept)
             if kept:
+                if stderr != self._is_stderr:
+                    self._waiting.append(ERROR if stderr else USUAL)
+                    self._is_stderr = stderr
                 self._waiting.append(kept)
                 self._size += len(kept)
         return len(text)
@@ -251,7 +256,8 @@ class Output:
         """Write what was printed since the last call to the file, and return it."""
         with self._lock:
             text, cut = "".join(self._waiting), self._cut
-            self._waiting, self._size, self._cut = [], 0, 0
+            text += USUAL * self._is_stderr  # each message stands alone
+            self._waiting, self._size, self._cut, self._is_stderr = [], 0, 0, False
         if cut:
             text += f"\n[{cut:,} characters were printed faster than they can be shown, and dropped]\n"
         if remark := self._keep(self._log.add(text, time.monotonic())):
@@ -370,14 +376,18 @@ def _private(path: str, flags: int) -> int:
 
 
 class Screen(io.TextIOBase):
-    """Stands in for sys.stdout and sys.stderr of a task while a body runs.
+    """Stands in for sys.stdout, or for sys.stderr, of a task while a body runs.
 
-    There is one for all runs: a logging handler that keeps a reference to it prints to the run that is then
-    active, and between runs to the task's log, as does a thread that an earlier run has left behind. It
-    cannot be closed.
+    There is one of each for all runs: a logging handler that keeps a reference to it prints to the run that
+    is then active, and between runs to the task's log, as does a thread that an earlier run has left behind.
+    It cannot be closed.
     """
 
     output: Output | None = None
+    """Of the active run; all screens have the same."""
+
+    def __init__(self, stderr: bool = False) -> None:
+        self._stderr = stderr
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # typeshed has a plain attribute
@@ -390,27 +400,27 @@ class Screen(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write to the active run, or to the task's log."""
-        output = self.output
+        output = Screen.output
         if output is not None and not left_behind():
-            return output.write(text)
+            return output.write(text, self._stderr)
         return sys.__stdout__.write(text) if sys.__stdout__ is not None else len(text)
 
     def close(self) -> None:
         """Do nothing: the next body prints to it as well."""
 
 
-SCREEN = Screen()
+SCREEN, ERRORS = Screen(), Screen(stderr=True)
 
 
 @contextmanager
 def printing_to(output: Output) -> Iterator[None]:
     """Have everything that this process prints go to ``output``, inside a ``with``."""
-    SCREEN.output = output
+    Screen.output = output
     try:
-        with redirect_stdout(SCREEN), redirect_stderr(SCREEN):
+        with redirect_stdout(SCREEN), redirect_stderr(ERRORS):
             yield
     finally:
-        SCREEN.output = None
+        Screen.output = None
 
 
 @contextmanager

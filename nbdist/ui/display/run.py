@@ -39,7 +39,7 @@ from nbdist.run.progress import (
 )
 from nbdist.run.run import Run
 from nbdist.runtime.task import TaskInfo
-from nbdist.terminal.ansi import plain
+from nbdist.terminal.ansi import OWN, is_stderr, marked
 from nbdist.terminal.transcript import Transcript
 from nbdist.text import clip, measured, rate
 from nbdist.ui.display.objects import DisplayedObjects
@@ -216,7 +216,7 @@ class LiveDisplay:
             before = transcript.position
             transcript.append(printed)
             if self.where == "terminal":
-                for line in plain(transcript.since(before).text).splitlines():
+                for line in marked(transcript.since(before).text).splitlines():
                     self.report(f"[{short_task(task)}] {line}")
 
     def on_control(self, callback: Callback, kinds: Sequence[str] = KINDS) -> None:
@@ -230,7 +230,7 @@ class LiveDisplay:
                 summary = replace(summary, outputs={t: log.text() for t, log in self.transcripts.items()})
             if self.where == "terminal":
                 for task, log in self.transcripts.items():
-                    for line in plain(log.open).splitlines():
+                    for line in marked(log.open).splitlines():
                         self.report(f"[{short_task(task)}] {line}")
                 self.report(text(replace(summary, outputs={}), ALONE))
                 return
@@ -409,7 +409,7 @@ PRINTED_LIMIT = 2 << 20  # characters that one message may have
 
 
 class PrintedView:
-    """Prints the output of a run's tasks line by line, for ``--no-live``."""
+    """Prints the output of a run's tasks line by line, for ``--no-live``: each line to its own stream."""
 
     def __init__(self, run: Run) -> None:
         self._transcripts: dict[str, Transcript] = {}
@@ -439,7 +439,8 @@ class PrintedView:
 
     def _print(self, task: str, text: str) -> None:
         for line in text.splitlines():
-            print(f"[{short_task(task)}] {line}")
+            stream = sys.stderr if is_stderr(line) else sys.stdout
+            print(f"[{short_task(task)}] {OWN.sub('', line)}", file=stream)
 
 
 def summary_of(run: Run) -> Summary:

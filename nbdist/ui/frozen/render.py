@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from nbdist.terminal.ansi import part, plain, spans, styled
+from nbdist.terminal.ansi import marked, part, spans, styled
 from nbdist.text import clip, cut_note
 from nbdist.ui.formatting import Room, first_of, fitting, longest, shorten
 from nbdist.ui.frozen.summary import Summary, apart, headline, is_plain, marks_line, number, short_task
@@ -186,7 +186,7 @@ def rows_text(rows: Sequence[Mapping[str, object]], room: int) -> str:
 
 def outputs_as_text(printed_by: Mapping[str, str], room: int) -> list[str]:
     """Return what each task printed, under its name."""
-    printed = {task: plain(text).rstrip() for task, text in printed_by.items() if text}
+    printed = {task: marked(text).rstrip() for task, text in printed_by.items() if text}
     share = max(LEAST_OUTPUT, room // max(1, len(printed)))
     parts = fitting((output_as_text(task, text, share) for task, text in printed.items()), room)
     return [*parts, *more_as_text(len(printed) - len(parts), "tasks with output")]

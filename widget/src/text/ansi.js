@@ -13,13 +13,14 @@ const MOST_SPANS = 4_000; // in one text; a text with more is shown without colo
 const LEVELS = [0, 95, 135, 175, 215, 255]; // of the 6 x 6 x 6 colours in the 256
 
 /** @type {Style} */
-const PLAIN = { ink: DEFAULT, ground: DEFAULT, bold: false, dim: false, italic: false, underline: false, inverse: false, strike: false };
+const PLAIN = { ink: DEFAULT, ground: DEFAULT, bold: false, dim: false, italic: false, underline: false, inverse: false, strike: false, stderr: false };
 
 /** @type {Record<number, Style>} SGR number -> the fields that it sets */
 const TABLE = {
   0: PLAIN, 1: { bold: true }, 2: { dim: true }, 3: { italic: true }, 4: { underline: true }, 7: { inverse: true },
   9: { strike: true }, 21: { underline: true }, 22: { bold: false, dim: false }, 23: { italic: false },
   24: { underline: false }, 27: { inverse: false }, 29: { strike: false }, 39: { ink: DEFAULT }, 49: { ground: DEFAULT },
+  220: { stderr: true }, 221: { stderr: false }, // nbdist's own: between them stands what was printed to stderr
 };
 for (let tone = 0; tone < 8; tone++) {
   TABLE[30 + tone] = TABLE[90 + tone] = { ink: tone };
@@ -43,7 +44,8 @@ function after(style, parameters) {
       }
       const tone = nearest(colour);
       if (tone !== null) style = { ...style, [EXTENDED[first]]: tone };
-    } else if (first === 4 && rest[0] === 0) style = { ...style, underline: false };
+    } else if (first === 0) style = { ...PLAIN, stderr: style.stderr };
+    else if (first === 4 && rest[0] === 0) style = { ...style, underline: false };
     else if (first in TABLE) style = { ...style, ...TABLE[first] };
   }
   return style;
@@ -74,7 +76,7 @@ function classes(style) {
   const names = [];
   if (style.ink !== DEFAULT) names.push(`nbd-ink-${style.ink}`);
   if (style.ground !== DEFAULT) names.push(`nbd-ground-${style.ground}`);
-  for (const name of ["bold", "dim", "italic", "underline", "inverse", "strike"]) if (style[name]) names.push(`nbd-${name}`);
+  for (const name of ["bold", "dim", "italic", "underline", "inverse", "strike", "stderr"]) if (style[name]) names.push(`nbd-${name}`);
   return names.join(" ");
 }
 
