@@ -445,7 +445,7 @@ def _record(
         status="running",
         code=code,
         function=function,
-        first_line=first_line if not function else line_of(body),
+        first_line=first_line if isinstance(body, str) else line_of(body),
         given=describe_inputs(given),
         seed=options.seed if options.seed is not None else secrets.randbits(31),
         versions=versions(),
