@@ -25,6 +25,8 @@ VERBS = {
     "tensorboard": "open TensorBoard on the event files of runs",
     "clean": "remove what killed clusters have left, here or on other hosts",
     "doctor": "examine hosts before a cluster starts on them",
+    "guide": "one page about this command line, for assistants",
+    "mcp": "serve runs to an assistant, by the Model Context Protocol",
 }
 """What each verb does, in one line. The verb's file has the same name."""
 INTERRUPTED = 130

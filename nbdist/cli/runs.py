@@ -1,4 +1,4 @@
-"""``nbdist runs list|show|logs|stop|pause|resume|set|rename|tag|untag|note|delete``: the runs of this user.
+"""``nbdist runs list|show|tail|diagnose|stop|...``: the runs of this user.
 
 A run is named by its id, or by a part of it that no other run has.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from codecs import getincrementaldecoder
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,9 +18,10 @@ import click
 from nbdist.cli.text import Answer, VerbGroup, answers, as_text
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from nbdist.lab.actions.__main__ import pause_run, resume_run, set_run, stop_run
-from nbdist.lab.readers.run_detail import record_in, run_details, shown_of
+from nbdist.lab.readers.diagnosis import diagnose as diagnosed
+from nbdist.lab.readers.run_detail import outputs, record_in, run_details, shown_of
 from nbdist.lab.readers.runs import Runs
-from nbdist.metrics.run_folder import STATUSES, run_folder
+from nbdist.metrics.run_folder import STATUSES, duration, run_folder
 from nbdist.run.history import (
     MOST_NAMED,
     NO_MATCH,
@@ -37,7 +38,7 @@ from nbdist.run.history import (
 )
 from nbdist.run.record import is_under_way
 from nbdist.terminal.ansi import ERROR, OWN, USUAL, by_stream
-from nbdist.text import columns, in_bytes
+from nbdist.text import columns, in_bytes, measured, rate
 from nbdist.ui.compare.comparison import compare as compare_runs
 from nbdist.ui.compare.curves import AXES, By
 from nbdist.ui.frozen.render import text
@@ -47,6 +48,8 @@ VERBS = {
     "list": "the runs, the newest first",
     "show": "the options, code, metrics and output of a run",
     "logs": "what the tasks of a run have printed",
+    "tail": "how far a run is, and the last lines of its output",
+    "diagnose": "why a run is slow, and what has died",
     "compare": "what differs between runs, and their final and best metrics",
     "stop": "stop runs; they keep what they have",
     "pause": "pause a run between two steps",
@@ -59,6 +62,8 @@ VERBS = {
     "clean": "delete old runs, or show which",
 }
 LIMIT = 20
+LINES = 10
+MOST_LINES = 10_000
 POLL_SECONDS = 0.2
 CHUNK = 1 << 16
 
@@ -167,7 +172,6 @@ def show(run_id: str, code: bool) -> Answer:
 def logs(run_id: str, task: str | None, follow: bool, as_json: bool) -> int:
     """Print what the tasks of a run have printed."""
     known = find(run_id)
-    folder = run_folder(known.id)
     names = {path: name for name, path in output_files(known.id).items()}
     wanted = {path: name for path, name in names.items() if task is None or short(name) == short(task)}
     if task is not None and not wanted:
@@ -189,18 +193,103 @@ def logs(run_id: str, task: str | None, follow: bool, as_json: bool) -> int:
         if not wanted:
             report(f"no task of run {known.id} has printed anything")
         return 0
-    places: dict[Path, int] = {}
+    follow_output(known.id, task, {})
+    return 0
+
+
+def follow_output(run_id: str, task: str | None, places: dict[Path, int]) -> None:
+    """Print what the tasks of a run print, from these places in its files on, until it has ended."""
     while True:
-        going = is_under_way(find(known.id))  # before the files: what came until then is printed
-        for name, path in output_files(known.id).items():
+        going = is_under_way(find(run_id))  # before the files: what came until then is printed
+        for name, path in output_files(run_id).items():
             if task is None or short(name) == short(task):
                 with path.open("rb") as file:
                     file.seek(places.get(path, 0))
                     copy(file)
                     places[path] = file.tell()
-        if not going or not folder.is_dir():
-            return 0
+        if not going or not run_folder(run_id).is_dir():
+            return
         time.sleep(POLL_SECONDS)
+
+
+@click.command()
+@a_run
+@click.option("--task", metavar="worker:1", help="Only this task; default: all, one after the other.")
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(1, MOST_LINES),
+    default=LINES,
+    show_default=True,
+    help="The last lines of each task.",
+)
+@click.option("-f", "--follow", is_flag=True, help="Continue until the run ends, as tail -f does.")
+@answers
+def tail(run_id: str, task: str | None, lines: int, follow: bool) -> Answer:
+    """Show how far a run is, and the last lines that its tasks have printed."""
+    known = find(run_id)
+    item = Runs().item(known.id)
+    places = {path: path.stat().st_size for path in output_files(known.id).values()}
+    printed = {short(one["task"]): one["text"] for one in outputs(Path(item["folder"]), record_in(item))}
+    wanted = {name: text for name, text in printed.items() if task is None or name == short(task)}
+    if task is not None and not wanted:
+        there = ", ".join(printed) or "none has printed anything"
+        raise NotFoundError(f"run {known.id} has no output of {task!r}; there is that of {there}")
+    ends = {name: text.splitlines()[-lines:] for name, text in wanted.items()}
+    value = {"id": known.id, **{name: item[name] for name in PROGRESS}, "output": ends}
+    shown = [progress_line(item)]
+    for name, last in ends.items():
+        shown += [f"==> {name} <=="] * (len(ends) > 1) + last
+    return Answer(
+        value,
+        "\n".join(shown),
+        then=(lambda: follow_output(known.id, task, places)) if follow else None,
+    )
+
+
+PROGRESS = (
+    "status", "step", "total", "steps_per_second", "seconds_left", "learning_rate", "metric", "value",
+    "error_line", "note",
+)  # fmt: skip
+
+
+def progress_line(item: Mapping[str, Any]) -> str:
+    """Return how far a run is, in one line.
+
+    >>> item = dict.fromkeys(PROGRESS) | {"id": "r1", "status": "running", "step": 1200, "total": 3600}
+    >>> progress_line(item | {"steps_per_second": 37.25, "seconds_left": 65, "metric": "loss", "value": 0.25})
+    'r1: running · step 1,200 of 3,600 · 37.2 steps/s · 1 min 05 s left · loss 0.2500'
+    """
+    parts = [f"{item['id']}: {item['status']}"]
+    if item["step"] is not None:
+        parts.append(f"step {item['step']:,}" + (f" of {item['total']:,}" if item["total"] else ""))
+    if item["steps_per_second"] is not None:
+        parts.append(f"{rate(item['steps_per_second'])} steps/s")
+    if item["seconds_left"] is not None:
+        parts.append(f"{duration(item['seconds_left'])} left")
+    if item["value"] is not None:
+        parts.append(f"{item['metric']} {measured(item['value'])}")
+    return " · ".join([*parts, *filter(None, (item["error_line"], item["note"]))])
+
+
+@click.command()
+@a_run
+@answers
+def diagnose(run_id: str) -> Answer:
+    """Say why a run is slow, and what has died: lost tasks, stragglers, slow input, waits, full disks.
+
+    It reads the run's folder and the processes of its cluster, and asks no task. A run under way is looked at
+    for up to 3 s.
+    """
+    known = find(run_id)
+    found = diagnosed(known.id)
+    value = {
+        "id": known.id,
+        "status": found.status,
+        "findings": [vars(one) | {"tasks": list(one.tasks)} for one in found.findings],
+        "step": found.parts,
+    }
+    return Answer(value, str(found))
 
 
 def short(task: str) -> str:
@@ -273,7 +362,7 @@ def acts(name: str, act: Callable[..., None], text: str, done: str) -> click.Com
     @click.command(name, help=text)
     @some_runs
     @answers
-    def perform(run_ids: tuple[str, ...]) -> Answer:
+    def perform(run_ids: tuple[str, ...], **settings: Any) -> Answer:
         known = [find(one) for one in run_ids]
         ended = [] if name == "resume" else [one for one in known if not is_under_way(one)]
         if ended:
@@ -281,10 +370,21 @@ def acts(name: str, act: Callable[..., None], text: str, done: str) -> click.Com
             raise FailedPreconditionError(f"no run under way: {names}")
         found = [run.id for run in known]
         for one in found:
-            act(report, id=one)
+            act(report, id=one, **settings)
         return Answer({"runs": found}, "\n".join(f"run {one} {done}" for one in found))
 
     return perform
+
+
+resume = acts(
+    "resume",
+    resume_run,
+    "End a pause, or start a run that has ended again from its newest state, as a new run.",
+    "continues",
+)
+resume.params.append(
+    click.Option(["--only-paused"], is_flag=True, help="Only end a pause: do not start a run that has ended.")
+)
 
 
 @click.command("set")
@@ -371,15 +471,12 @@ COMMANDS: dict[str, click.Command] = {
     "list": list_runs,
     "show": show,
     "logs": logs,
+    "tail": tail,
+    "diagnose": diagnose,
     "compare": compare,
     "stop": acts("stop", stop_run, "Stop runs that are under way; they keep what they have.", "is stopped"),
     "pause": acts("pause", pause_run, "Pause runs between two steps.", "is paused"),
-    "resume": acts(
-        "resume",
-        resume_run,
-        "End a pause, or start a run that has ended again from its newest state, as a new run.",
-        "continues",
-    ),
+    "resume": resume,
     "set": set_rate,
     "rename": rename,
     "tag": tag,

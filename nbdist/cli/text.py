@@ -66,28 +66,53 @@ class Answer:
     - ``value``: for programs; dictionaries, lists, text, numbers
     - ``text``: for people; "" prints nothing
     - ``status``: the exit status
+    - ``then``: prints more for people, as it comes (``--follow``); ``--json`` refuses it
     """
 
     value: Any
     text: str
     status: int = 0
+    then: Callable[[], None] | None = None
 
 
 def answers(function: Callable[..., Answer]) -> Callable[..., int]:
-    """Have a verb print its `Answer` as text, or as JSON with ``--json``."""
+    """Have a verb print its `Answer` as text, or as JSON with ``--json``.
+
+    The function without that is its ``__wrapped__``, for callers that want the `Answer` (`answer_of`).
+    """
 
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
     @wraps(function)
     def call(*arguments: Any, as_json: bool, **options: Any) -> int:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():  # its progress is not JSON
             answer = function(*arguments, **options)
+        if as_json and answer.then is not None:
+            raise click.UsageError("--json prints one document: leave out --follow")
         if as_json:
             click.echo(as_text(answer.value))
         elif answer.text:
             click.echo(answer.text)
+        if answer.then is not None:
+            answer.then()
         return answer.status
 
     return call
+
+
+def answer_of(command: click.Command, words: Sequence[str]) -> Answer:
+    """Return what a verb finds for the words of a line, and print nothing.
+
+    - ``command``: of a function below `answers`
+    - ``words``: what follows the verb on the line
+
+    Raises what the verb raises: click.ClickException for a mistake on the line, NbdistError.
+    """
+    function = getattr(command.callback, "__wrapped__", None)
+    assert function is not None, f"{command.name} has no answer"
+    with redirect_stdout(sys.stderr), command.make_context(command.name, list(words)) as context:
+        del context.params["as_json"]
+        answer: Answer = context.invoke(function, **context.params)
+        return answer
 
 
 def as_text(value: Any, indent: int | None = 2) -> str:

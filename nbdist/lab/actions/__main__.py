@@ -129,12 +129,17 @@ def pause_run(report: Report, *, id: str) -> None:
         await_effect(run, lambda: run.standing().state == "paused", "paused")
 
 
-def resume_run(report: Report, *, id: str) -> None:
-    """Resume a paused run, or start one that has ended again; return when its replicas train."""
+def resume_run(report: Report, *, id: str, only_paused: bool = False) -> None:
+    """Resume a paused run, or start one that has ended again; return when its replicas train.
+
+    With ``only_paused`` one that has ended is refused: no code starts.
+    """
     from nbdist.metrics.run_folder import read_run
     from nbdist.run.record import is_under_way
 
-    if not is_under_way(read_run(id)):
+    if not is_under_way(record := read_run(id)):
+        if only_paused:
+            raise FailedPreconditionError(f"run {id} has ended ({record.status}): there is no pause to end")
         start_again(report, id)
         return
     with attached(id) as run:
