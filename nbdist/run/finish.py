@@ -205,16 +205,16 @@ def write(
     error: NbdistError | None,
     followed: FollowedRun,
     devices: Sequence[ReplicaDevice] = (),
-) -> None:
-    """Write a run's end into run.json, and its histories. Raises OSError if the disk is full.
+) -> bool:
+    """Write a run's end into run.json, and its histories; return whether this client has written it.
 
-    The first client that sees the end writes it. A second one must not: it may have seen the cluster end
-    first.
+    Raises OSError if the disk is full. The first client that sees the end writes it. A second one must not:
+    it may have seen the cluster end first.
     """
     with suppress(NbdistError):  # a damaged one is replaced
         written = as_written(record.id) or read_run(record.id)
         if written.status in ENDED:
-            return
+            return False
         # Another client, the owner of the run, may have replaced tasks or added workers.
         record = dataclasses.replace(
             record, cluster=written.cluster, restarts=written.restarts, resizes=written.resizes
@@ -230,3 +230,4 @@ def write(
     write_run(record, wait=bool(store.series))  # a plain cell need not wait for the disk
     if trained(members.outcomes):
         keep_light(followed.folder, members.outcomes)
+    return True

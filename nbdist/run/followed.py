@@ -33,8 +33,9 @@ class RunEvents:
 
     ``printed`` receives a task's output, ``displayed`` its displayed objects, ``noted`` messages for the end
     of the run, ``restarted`` each replacement that has started, joined or failed, ``placed`` a worker that
-    becomes a replica, ``resized`` each that has started, joined, failed or left. ``hint`` returns the remedy
-    for a name that the body lacks.
+    becomes a replica, ``resized`` each that has started, joined, failed or left. ``happened`` receives
+    the kind and the sentence of each event about a task, and the task. ``hint`` returns the remedy for a name that the
+    body lacks.
     """
 
     printed: Callable[[str, str], object]
@@ -43,6 +44,7 @@ class RunEvents:
     restarted: Callable[[Restart | Replaced], object]
     placed: Callable[[TaskInfo], object]
     resized: Callable[[Resize], object]
+    happened: Callable[[str, str, TaskInfo | None], object] = lambda kind, text, info: None
     hint: Hint | None = None
 
 
@@ -133,6 +135,7 @@ class FollowedRun:
         rank = None if info is None else info.rank
         self.log.add(kind, text, step, epoch=standing.epoch, rank=rank)
         self.log.flush()
+        self.events.happened(kind, text, info)
 
     def _last(self, replica: int) -> Point | None:
         return self.store.last(replica, "loss") if "loss" in self.store.series else None

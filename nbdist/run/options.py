@@ -23,6 +23,7 @@ from nbdist.distribute.tpu.strategy import TPUOptions
 from nbdist.errors import InvalidArgumentError
 from nbdist.frameworks.registry import FRAMEWORKS
 from nbdist.optim.precision import BFLOAT16
+from nbdist.run.notify import target_of
 from nbdist.run.replication import DATA, REPLICATIONS, Replication
 from nbdist.runtime.task import Roster, TaskInfo
 from nbdist.train.options import RunOption, TrainingOptions, option, rows, whole
@@ -193,6 +194,15 @@ class LaunchOptions(TPUOptions, ShardedOptions, ElasticOptions, ServerOptions, T
         "as it is",
         check_value=words_of,
     )
+    notify: str | None = option(
+        None,
+        "told when the run ends or loses a task: a command, or an address",
+        "'CMD'|URL",
+        "a command, or an https address, that is told when the run ends or loses a task: the command by JSON "
+        "on its stdin and by NBDIST_EVENT, NBDIST_TEXT, ... in its environment, the address by a POST of "
+        "that JSON (docs/runs.md). This process tells; a failure of it is a note of the run",
+        check_value=target_of,
+    )
     fetch: tuple[str, ...] = option(
         (),
         "more variables to fetch from the chief",
@@ -256,6 +266,13 @@ class Options(LaunchOptions):
                 f"--max-restarts {self.max_restarts} belongs to --strategy "
                 f"{' or '.join(names_of('takes_new_workers'))}; {given} replaces no workers: drop it"
             )
+
+    def without_secrets(self) -> Options:
+        """Return the options for tasks and for run.json: what ``notify`` names is of this process alone.
+
+        >>> Options(notify="https://hooks.example.com/secret").without_secrets().notify
+        """
+        return replace(self, notify=None)
 
     def settings(self) -> dict[str, Any]:
         """Return the options of single strategies that were given.

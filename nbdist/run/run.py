@@ -43,9 +43,10 @@ from nbdist.run.files.mirror import Mirror
 from nbdist.run.files.place import RunPlace
 from nbdist.run.follow import InterruptDebounce, RunFollower, View
 from nbdist.run.followed import FollowedRun, RunEvents
-from nbdist.run.history import EventList, Labelled
+from nbdist.run.history import TASK, EventList, Labelled, error_line
 from nbdist.run.membership import MembershipRules
 from nbdist.run.monitor import RunMonitor
+from nbdist.run.notify import Notice, NoticeEvent, Notifier, ended_text, target_of
 from nbdist.run.progress import ProgressTracker, Standing, first_not_finite, uneven_data
 from nbdist.run.progress_file import progress_path, read_input
 from nbdist.run.protocols import RunCalls, RunTasks
@@ -125,8 +126,11 @@ class Run(Labelled):
             printed=lambda task, text: self._follower.show(lambda view: view.output(task, text)),
             displayed=lambda task, shown: self._follower.show(lambda view: view.display(task, shown)),
             noted=self.notes.append, restarted=self._record_restart, placed=self._place,
-            resized=self._record_resize, hint=hint,
+            resized=self._record_resize, happened=self._tell_lost, hint=hint,
         )  # fmt: skip
+        self._notifier: Notifier | None = None
+        if rules.options.notify is not None:
+            self._notifier = Notifier(target_of(rules.options.notify), self.notes.append)
         self.store = RunStore()
         self._followed = FollowedRun(
             record.id, folder, cluster, self.members, CallsByRank(calls), rules, self.store, self.tally,
@@ -156,6 +160,7 @@ class Run(Labelled):
         self._left, self._has_ended = threading.Event(), threading.Event()
         self._shown_notes, self._is_to_train = 0, rules.trains
         self._failed_step: Exception | None = None
+        self._has_seen_end = False  # first of all clients
         # The steps of the end, each of which is begun once. `over` is true between the two lists: a cell that
         # waits for it finds the results.
         self._steps_before: list[Callable[[], object]] = [
@@ -168,7 +173,7 @@ class Run(Labelled):
             self._at_end,
             self._write_end,
             self._show_end,
-            self._has_ended.set,
+            self._tell_end,
         ]
 
     @property
@@ -759,8 +764,11 @@ class Run(Labelled):
         # A run behind a broken tunnel goes on: a client that attaches to it writes its end.
         if self._record.status not in finish.ENDED and not self._cluster.is_cut_off():
             try:
-                finish.write(self._record, self.status, self.error, self._followed, self.replica_devices())
+                self._has_seen_end = finish.write(
+                    self._record, self.status, self.error, self._followed, self.replica_devices()
+                )
             except OSError as error:
+                self._has_seen_end = True
                 self.notes.append(
                     f"run.json, and how the run has ended, could not be written: {error.strerror or error}; "
                     f"make room, and nb.attach({self.id!r}) writes it"
@@ -773,6 +781,34 @@ class Run(Labelled):
             self.show_displays()
         self._follower.show(lambda view: view.progress(self.standing()))
         self._follower.show(lambda view: view.end(self))
+
+    def _tell_end(self) -> None:
+        """Tell ``--notify`` of the end; the run is settled when that was told."""
+        if self._notifier is None:
+            self._has_ended.set()
+            return
+        try:
+            if self._has_seen_end:
+                self._notifier.tell(self._notice(self.status))  # type: ignore[arg-type]
+        finally:
+            self._notifier.close(self._has_ended.set)
+
+    def _tell_lost(self, kind: str, how: str, info: TaskInfo | None) -> None:
+        if self._notifier is not None and kind == "lost" and info is not None:
+            how = TASK.sub(r"\1 \2", how)
+            text = f"run {self.name} has lost a task, and continues: {how}"
+            self._notifier.tell(replace(self._notice("lost"), text=text, tasks=(info.name,)))
+
+    def _notice(self, event: NoticeEvent) -> Notice:
+        """Return what ``--notify`` is told now."""
+        standing = self.standing()
+        error = error_line(str(self.error)) if self.error is not None else ""
+        metrics = self.last_epoch(0)
+        return Notice(
+            event, "run", self.id, self.name,
+            ended_text("run", self.name, event, standing.elapsed, standing.step, metrics, error),
+            str(self.folder), standing.step, standing.elapsed, metrics, error,
+        )  # fmt: skip
 
     def _place(self, info: TaskInfo) -> None:
         """Count a worker that was added among the run's tasks."""

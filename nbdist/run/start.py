@@ -158,7 +158,7 @@ def start_run(
             place=mirror.place,
             ranks=tuple(info.rank for info in workers),
             began_with=len(workers),
-            options=replace(options, seed=record.seed),
+            options=replace(options.without_secrets(), seed=record.seed),
             strategy=rules.spec.name,
             awaits=rules.awaits_workers,
             names=names,
@@ -456,7 +456,7 @@ def _record(
             "workers": [info.rank for info in workers],
             "owner": this_process(),
         },
-        options={k: v for k, v in vars(options).items() if v is not None},
+        options={k: v for k, v in vars(options.without_secrets()).items() if v is not None},
         resumed_from=options.resume or "",
     )
 
@@ -471,6 +471,7 @@ def resume_run(
     make_view: Callable[[Run], View] | None = None,
     report: Callable[[str], object] = print,
     detached: bool = False,
+    notify: str | None = None,
 ) -> Run:
     """Start a run that has ended without finishing again, as a new run that continues its newest state.
 
@@ -480,6 +481,7 @@ def resume_run(
       restarted
     - ``make_view``: returns the view that shows the new run; None for no view
     - ``report``: receives the lines about a cluster that starts
+    - ``notify``: what is told when the new run ends, as for nb.launch; no file has that of the run before
 
     The caller follows the new run, which is in the background. Raises NotFoundError for an unknown id,
     FailedPreconditionError if the run is under way, has finished, has no state, or its body was not recorded.
@@ -500,8 +502,9 @@ def resume_run(
         )
     if cluster.dead():
         cluster.restart(report=report)
+    options = replace(options_for(record, cluster), notify=notify)
     return start_run(
-        recorded.body, options_for(record, cluster), cluster=cluster, make_view=make_view, report=report,
+        recorded.body, options, cluster=cluster, make_view=make_view, report=report,
         given=recorded.given, first_line=recorded.first_line,
     )  # fmt: skip
 
@@ -587,7 +590,7 @@ def continue_lost(cluster: Cluster, run: Run, over: float) -> None:
     if not take_continuation(run.folder):
         return
     try:
-        new = resume_run(run.id, cluster=cluster)
+        new = resume_run(run.id, cluster=cluster, notify=run.options.notify)
         new.follow_on_thread()
     except NbdistError as error:
         print(f"run {run.id} does not continue: {error}")
@@ -608,6 +611,6 @@ def take_continuation(folder: Path) -> bool:
 
 def resumed(run: Run) -> Run:
     """Start a run that has ended again, without a view, and follow it from a separate thread."""
-    started = resume_run(run.id)
+    started = resume_run(run.id, notify=run.options.notify)
     started.follow_on_thread()
     return started

@@ -68,6 +68,8 @@ class Driver:
         """Whether the trouble does not pass by itself."""
         self._inbox: deque[Frame] = deque()
         self._died: set[int] = set()
+        self.lost: Callable[[set[int]], object] = lambda ranks: None
+        """Called with the ranks of engines that have died, once their trials are known to be lost."""
         self._wake_in, self._wake_out = os.pipe()
         os.set_blocking(self._wake_in, False)
         os.set_blocking(self._wake_out, False)
@@ -228,6 +230,7 @@ class Driver:
         record = self.record
         events = record.scheduler.died(self._died, time.time())
         record.write(*events)
+        self.lost(set(self._died))
         self._died.clear()
         for event in events:  # the other engines of such a trial cannot continue alone
             attempt = record.ledger.trials[event.number].attempt

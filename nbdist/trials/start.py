@@ -25,6 +25,7 @@ from nbdist.errors import (
     ResourceExhaustedError,
     choices,
 )
+from nbdist.run.notify import target_of
 from nbdist.run.options import Options, select
 from nbdist.run.start import any_cluster, check_given, prepare
 from nbdist.run.task.body import check_source
@@ -65,12 +66,13 @@ def start_sweep(
     report: Callable[[str], object] = print,
     push: Mapping[str, Any] | None = None,
     first_line: int = 1,
+    notify: str | None = None,
 ) -> Sweep:
     """Start a sweep and return it; its trials run from here on. Nothing is left behind if starting fails.
 
     ``trial`` is source text, which finds the parameters as variables, or a function that takes them by name.
     ``push`` has values of this process, by the names under which trials find them; ``first_line`` is the
-    number of a text's first line in its cell.
+    number of a text's first line in its cell. ``notify`` is told of its end, as for a run.
     Without a cluster a small local one is brought up.
     """
     check_trial(trial, first_line)
@@ -81,6 +83,7 @@ def start_sweep(
         raise InvalidArgumentError(f"no --strategy {strategy!r}; {choices(strategy, trial_strategies())}")
     options = Options(strategy=strategy, collective=collective, framework=framework)
     check_framework(framework, strategy, collective)
+    target = None if notify is None else target_of(notify)
     opened = open_sweep(  # before a cluster is brought up for it
         searched,
         metric=metric,
@@ -125,6 +128,7 @@ def start_sweep(
             record, sweep_spec(folder, about, metric), trial, ranks, name, everyone=on is None,
             push=push, pushes=tuple(push or ()),
         )  # fmt: skip
+        sweep.notify = target
         sweep.begin()
     except BaseException as error:
         let_go(cluster, ranks)

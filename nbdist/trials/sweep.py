@@ -21,6 +21,8 @@ from nbdist.frameworks.registry import SPECS, StateDict
 from nbdist.frameworks.trainable import weights_in
 from nbdist.metrics.table import table
 from nbdist.run.files.place import mark
+from nbdist.run.history import error_line
+from nbdist.run.notify import Notice, NoticeEvent, Target, ended_text, tell
 from nbdist.run.options import select
 from nbdist.run.start import check_given
 from nbdist.run.values.delivery import Delivery, Given, missing_name
@@ -77,6 +79,8 @@ class Sweep:
         self.continued: Callable[[], object] = lambda: None
         """Called when a driver starts, from any thread; the user interface shows the sweep again."""
         self.rerun_by: Callable[[Sweep, Trial], Any] | None = None
+        self.notify: Target | None = None
+        """What is told when it ends or loses an engine, by this process."""
         self.engine_names: dict[int, str] = {}
         """What its engines are called, by rank; empty in a process that has not driven it."""
         self.spec, self._body, self._ranks = spec, body, ranks
@@ -525,6 +529,7 @@ class Sweep:
             engines.joined = self._engine_joined
             hint = partial(missing_name, names=self._pushes, by_flag=text and self.spec.first_line > 1)
             self._driver = Driver(self._record, engines, self._taken_over, self._driver_ended, hint)
+            self._driver.lost = self._tell_lost
             self._taken_over = True  # the next driver asks what engines are at
             cluster.active_runs.add(self.id)
             self._driver.start()
@@ -577,8 +582,31 @@ class Sweep:
             again = self.error is None and not self.left and self._record.has_work
         if again:  # a command came after the driver's last look
             self.begin()
+        elif not self.left and self.over:
+            self._tell_end()
         with self._changed:
             self._changed.notify_all()
+
+    def _tell_end(self) -> None:
+        with self.lock:
+            best, ledger = self.ledger.best, self.ledger
+            metrics = {} if best is None else {f"best {self.metric}": float(ledger.best_value or 0.0)}
+            seconds = max(0.0, ledger.elapsed(time.time()))
+        state, error = self.state, error_line(str(self.error)) if self.error is not None else ""
+        if state in ("finished", "stopped", "failed"):
+            text = ended_text("sweep", self.name, state, seconds, None, metrics, error)
+            self._tell(state, text, seconds=seconds, metrics=metrics, error=error)
+
+    def _tell_lost(self, ranks: set[int]) -> None:
+        names = tuple(self.engine_names.get(rank, f"engine {rank}") for rank in sorted(ranks))
+        if not self.ledger.closed:
+            self._tell("lost", f"sweep {self.name} has lost {', '.join(names)}, and continues", tasks=names)
+
+    def _tell(self, event: NoticeEvent, text: str, **more: Any) -> None:
+        if self.notify is not None:
+            tell(
+                self.notify, Notice(event, "sweep", self.id, self.name, text, str(self.folder), **more), print
+            )
 
     def __repr__(self) -> str:
         with self.lock:

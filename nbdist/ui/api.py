@@ -366,6 +366,7 @@ def run_sweep(
     pruner_settings: Mapping[str, Any] | None = None,
     push: Mapping[str, Any] | None = None,
     first_line: int = 1,
+    notify: str | None = None,
 ) -> Sweep:
     """Run trials with different parameters, one per engine, and show them as a grid. Same as %%sweep.
 
@@ -387,6 +388,8 @@ def run_sweep(
     - ``push``: values of this process by name, which trials can use (see docs/workers.md); they and the
       variables of a function's closure are sent once to each engine
     - ``first_line``: the number of a text's first line in its cell, for errors
+    - ``notify``: a command, or an https address, that is told when the sweep ends or loses an engine, as for
+      nb.launch
 
     Raises InvalidArgumentError for an invalid argument, such as an empty or contradictory space. Runs in the
     client::
@@ -418,6 +421,7 @@ def run_sweep(
         cluster=cluster,
         push=push,
         first_line=first_line,
+        notify=notify,
     )
     dress(sweep, live)
     if not wait:

@@ -297,6 +297,9 @@ SWEEP_FLAGS = grouped({
         "--name": Flag("name", str, "NAME", "a name for the sweep"),
         "--wait": Flag("wait", help="the cell runs until the sweep has ended; an interrupt stops the sweep"),
         "--no-live": Flag("live", help="show no grid", value=False),
+        "--notify": Flag(
+            "notify", str, "'CMD'|URL", "told when the sweep ends or loses an engine: command or address"
+        ),
     },
 })  # fmt: skip
 
