@@ -182,8 +182,9 @@ class ParameterServerStrategy(Strategy):
         if optimizer.global_clipnorm and servers > 1:
             raise InvalidArgumentError(
                 f"global_clipnorm={optimizer.global_clipnorm:g}: strategy {self.name} has {servers} "
-                "parameter servers, each with the gradients of its own variables, so that none knows the norm of "
-                "all: take one server (--ps 1), clipnorm, which is of each variable, or --strategy multi_worker"
+                "parameter servers, each with the gradients of its own variables, so that none knows the "
+                "norm of all: take one server (--ps 1), clipnorm, which is of each variable, or --strategy "
+                "multi_worker"
             )
         self._require_supply()
         context, task, shard = current(), self._task, f"{self._run}/{self._trainings}"

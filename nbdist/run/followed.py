@@ -34,8 +34,8 @@ class RunEvents:
     ``printed`` receives a task's output, ``displayed`` its displayed objects, ``noted`` messages for the end
     of the run, ``restarted`` each replacement that has started, joined or failed, ``placed`` a worker that
     becomes a replica, ``resized`` each that has started, joined, failed or left. ``happened`` receives
-    the kind and the sentence of each event about a task, and the task. ``hint`` returns the remedy for a name that the
-    body lacks.
+    the kind and the sentence of each event about a task, and the task. ``hint`` returns the remedy for a name
+    that the body lacks.
     """
 
     printed: Callable[[str, str], object]

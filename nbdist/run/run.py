@@ -794,7 +794,8 @@ class Run(Labelled):
             self._notifier.close(self._has_ended.set)
 
     def _tell_lost(self, kind: str, how: str, info: TaskInfo | None) -> None:
-        if self._notifier is not None and kind == "lost" and info is not None:
+        continues = self._followed.error is None
+        if self._notifier is not None and kind == "lost" and info is not None and continues:
             how = TASK.sub(r"\1 \2", how)
             text = f"run {self.name} has lost a task, and continues: {how}"
             self._notifier.tell(replace(self._notice("lost"), text=text, tasks=(info.name,)))

@@ -24,9 +24,10 @@ from nbdist.lab.readers.run_detail import progress_files, record_in, shown_of
 from nbdist.lab.readers.run_record import SPENT, ReplicaProgress, parse_progress
 from nbdist.lab.readers.runs import Item, Runs
 from nbdist.lab.readers.tasks import ClusterTasks
-from nbdist.run.history import error_line, in_bytes
+from nbdist.run.history import error_line
 from nbdist.run.progress import BUSY, PAUSED, RUNNING, SLOW, with_exchange
 from nbdist.run.record import ACTIVE, RunRecord
+from nbdist.text import in_bytes
 from nbdist.ui.frozen.summary import short_task, with_short_tasks
 
 LOOK_SECONDS = 3.0  # between two looks at a run under way, at most; tasks write about once a second

@@ -95,8 +95,8 @@ class Losses:
                 followed.events.noted(how)
             elif decision.missing:
                 how, remedy = f"{how}. {decision.missing}", SAVE
-            followed.happened("lost", loss.how, lost.info)
             followed.fail(followed.died(how, remedy), lost)
+            followed.happened("lost", loss.how, lost.info)
         elif decision.action is not Action.WAIT:
             if lost in self._members.servers:
                 self._replace_server(lost, loss)
