@@ -28,6 +28,7 @@ LARGEST = 64 << 20  # no frame is longer; a length above it is damage, not a rea
 FORMAT = LogFormat("metrics", 2, b"NBM2", LARGEST)
 MAGIC = FORMAT.magic
 HEADER, NAME, POINTS = 0, 1, 2
+PIECE = 4 << 20  # bytes that `log_parts` reads at once
 LOG_NAME = re.compile(r"metrics-\d{1,9}(\.\d{1,9})?\.log")
 
 # A batch of metric points on its way from a task to the driver.
@@ -53,21 +54,44 @@ class LogPart:
     damaged: int = 0
 
 
-def read_log(path: Path, offset: int = 0) -> LogPart:
-    """Read a metrics log from ``offset`` on, also while its task is writing it.
+def read_log(path: Path, offset: int = 0, most: int = -1) -> LogPart:
+    """Read a metrics log from ``offset`` on, also while its task is writing it; at most so many bytes.
 
     Names and replica are those of this part: a reader that continues from an offset keeps the earlier ones.
     Raises `DataLossError` if the file is not a metrics log, or has another version.
     """
     with path.open("rb") as file:
         file.seek(offset)
-        data = file.read()
+        data = file.read(most)
     start = FORMAT.start(data, str(path)) if offset == 0 else 0
     if start is None:
         return LogPart(torn=len(data))
     part = parse(data, start)
     part.offset += offset
     return part
+
+
+def log_parts(path: Path, end: int | None = None) -> Iterator[LogPart]:
+    """Yield a metrics log in parts, so that a long one takes little memory.
+
+    Each part has all names so far, and the replica. ``end`` is the byte to stop at, None for the file's end;
+    what follows the last whole frame before it is ``torn`` in the last part.
+    """
+    size = path.stat().st_size if end is None else end
+    offset, piece, names, replica = 0, PIECE, dict[int, str](), None
+    while offset < size:
+        most = min(piece, size - offset)
+        part = read_log(path, offset, most)
+        if part.offset == offset and offset + most < size:  # a frame that is longer than the piece
+            piece *= 2
+            continue
+        names |= part.names
+        replica = part.replica if replica is None else replica
+        part.names, part.replica = names, replica
+        yield part
+        if part.offset == offset:
+            return
+        offset, piece = part.offset, PIECE
 
 
 def parse(data: bytes, start: int = 0) -> LogPart:

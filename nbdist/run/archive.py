@@ -70,7 +70,7 @@ def write_archive(folders: Iterable[Path], path: str | os.PathLike[str], files: 
 
 def _files(folder: Path, all_of_them: bool) -> Iterator[tuple[Path, int]]:
     """Yield the regular files of a run's folder in order, and their sizes in bytes."""
-    large = {*state_files(folder), *(folder / name for name in ("checkpoints", "artifacts"))}
+    large = {*state_files(folder), *(folder / name for name in ("checkpoints", "artifacts", "exports"))}
     left_out = set() if all_of_them else large
     for root, names, files in os.walk(folder):
         names[:] = sorted(one for one in names if not one.startswith(".") and Path(root, one) not in left_out)

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from html import escape
 from pathlib import Path
-from typing import Any, Self, SupportsIndex, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar, overload
 
 from nbdist.errors import (
     DataLossError,
@@ -52,9 +52,12 @@ from nbdist.metrics.run_folder import (
 from nbdist.metrics.table import as_columns, parts_from_logs
 from nbdist.metrics.table import table as as_table
 from nbdist.numbers import is_whole
-from nbdist.run.archive import opened, write_archive
+from nbdist.run.archive import opened
 from nbdist.run.record import ACTIVE, is_under_way, under_way_of
 from nbdist.text import clip, columns, in_bytes
+
+if TYPE_CHECKING:
+    from nbdist.run.export.spec import Exported
 
 Row = TypeVar("Row")
 
@@ -195,30 +198,64 @@ class Labelled:
         """
         self._write(note=text)
 
-    def export(self, path: str | Path, *, files: bool = True) -> Path:
-        """Write the run with all its files into one zip file (mode 0600), and return its path.
-
-        ``nb.runs("digits.zip")`` opens it, here or on another machine. A run under way is exported as it is
-        now.
-
-        - ``path``: ends in .zip; a file there is replaced
-        - ``files``: False leaves out the states of trainings, checkpoints and artifacts
-
-        Raises InvalidArgumentError for another ending, ResourceExhaustedError for more than 2 GiB or 20,000
-        files, StorageError if the disk does not take it.
-
-        Example::
-
-            nb.runs("digits")[0].export("digits.zip", files=False)
-        """
-        return write_archive([self.folder], path, files)
-
     def delete(self) -> None:
         """Delete the run with all its files: logs, checkpoints, results. This cannot be undone.
 
         Raises FailedPreconditionError while it is under way, NotFoundError if it was deleted before.
         """
         delete_run(self.id)
+
+    def export(
+        self,
+        path: str | Path | None = None,
+        *,
+        to: str | None = None,
+        replace: bool = False,
+        files: bool = True,
+        **settings: str | None,
+    ) -> Exported:
+        """Write the run to an experiment tracker, or into files: all points, what it was, its checkpoints.
+
+        A path that ends in .zip takes the run with all its files, which ``nb.runs("digits.zip")`` opens, here
+        or on another machine.
+
+        It is read from the run's folder, on this machine: the tasks are not asked, and the run may have ended
+        long ago. An interrupt ends the export, and what it had written is removed.
+
+        - ``path``: the file of "zip" or "parquet", the folder of "tensorboard", the folder in which "wandb"
+          makes its own; None is ``exports`` in the run's folder, and the current one for "wandb" and "zip". A
+          path that ends with .zip or .parquet needs no ``to``
+        - ``to``: "zip", "trackio", "wandb", "mlflow", "tensorboard" or "parquet"
+        - ``replace``: True writes it again in the place of an earlier export of this run
+        - ``files``: False leaves out checkpoints and artifacts, which "wandb" and "mlflow" take
+        - ``settings``: those of the target, as texts: ``project`` (trackio, wandb), ``entity`` and ``mode``,
+          "offline" or "online" (wandb), ``experiment`` and ``tracking_uri`` (mlflow)
+
+        Where several replicas have points, the names of series say the replica: "loss/replica 1".
+
+        Returns an `Exported`, which says where it is, how to open it and what the target cannot hold. Raises
+        InvalidArgumentError for an unknown target or setting, MissingExtra if its package is not installed,
+        FailedPreconditionError if the run was exported before, StorageError if a file cannot be written,
+        UnavailableError for an error of the target.
+
+        Example::
+
+            run.export("digits.zip", files=False)
+            run.export("points.parquet")
+            run.export(to="mlflow", experiment="digits", tracking_uri="sqlite:///mlflow.db")
+        """
+        from nbdist.run.export.export import export_run  # the table of exporters has modules of its own
+        from nbdist.run.export.registry import exporter_of
+
+        record = listed(self.folder)
+        if record is None:
+            raise NotFoundError(f"no run {self.id!r}; nb.runs() lists all runs")
+        target = exporter_of(path).name if to is None else to
+        given = settings | ({} if path is None else {"path": os.fspath(path)})
+        return export_run(
+            record, self.folder, target, given,
+            name=record.name, tags=record.tags, note=record.remark, replace=replace, files=files,
+        )  # fmt: skip
 
     @property
     def events(self) -> EventList:

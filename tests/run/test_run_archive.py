@@ -107,7 +107,7 @@ def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
 def test_a_run_goes_through_a_zip_file(tmp_path: Path) -> None:
     folder = a_run("r1")
     (folder / "link").symlink_to("/etc/passwd")
-    path = one_of(nb.runs()).export(tmp_path / "r1.zip")
+    path = Path(one_of(nb.runs()).export(tmp_path / "r1.zip").where)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     shutil.rmtree(folder)
     run = one_of(nb.runs(str(path)))
@@ -122,9 +122,9 @@ def test_a_run_goes_through_a_zip_file(tmp_path: Path) -> None:
     for change in (lambda: run.rename("x"), lambda: run.tag("x"), lambda: run.note("x"), run.delete):
         with pytest.raises(FailedPreconditionError, match=r"r1.zip, and cannot be"):
             change()
-    small = run.export(tmp_path / "small.zip", files=False)
+    small = run.export(tmp_path / "small.zip", files=False).where
     assert {Path(name).name for name in zipfile.ZipFile(small).namelist()} == {"run.json", "output-0000.log"}
-    with pytest.raises(InvalidArgumentError, match=r"into a .zip file, not 'x.tar'"):
+    with pytest.raises(InvalidArgumentError, match=r"export to 'x.tar' needs to=: one of zip, "):
         run.export("x.tar")
     assert [one.name for one in tmp_path.glob(".*")] == []
 
@@ -132,7 +132,7 @@ def test_a_run_goes_through_a_zip_file(tmp_path: Path) -> None:
 def test_an_archive_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a_run("r1")
     run = one_of(nb.runs())
-    path = run.export(tmp_path / "r1.zip")
+    path = Path(run.export(tmp_path / "r1.zip").where)
     monkeypatch.setattr(archive, "LARGEST", 5_000)
     with pytest.raises(ResourceExhaustedError, match=r"4 files of 20 KB are more than.*files=False"):
         run.export(tmp_path / "r2.zip")
@@ -214,7 +214,7 @@ def test_a_bomb_unpacks_no_more_than_it_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [0, 10, 22, 100, -1, -30])
 def test_a_damaged_archive_is_named(tmp_path: Path, cut: int) -> None:
     a_run("r1")
-    path = one_of(nb.runs()).export(tmp_path / "r1.zip")
+    path = Path(one_of(nb.runs()).export(tmp_path / "r1.zip").where)
     path.write_bytes(path.read_bytes()[:cut] + os.urandom(3))
     with pytest.raises(DataLossError, match=r"r1.zip is damaged, or no zip file"):
         nb.runs(path)
