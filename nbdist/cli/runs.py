@@ -1,4 +1,4 @@
-"""``nbdist runs list|show|tail|diagnose|stop|...``: the runs of this user.
+"""``nbdist runs list|show|tail|diagnose|export|stop|...``: the runs of this user.
 
 A run is named by its id, or by a part of it that no other run has.
 """
@@ -22,6 +22,8 @@ from nbdist.lab.readers.diagnosis import diagnose as diagnosed
 from nbdist.lab.readers.run_detail import outputs, record_in, run_details, shown_of
 from nbdist.lab.readers.runs import Runs
 from nbdist.metrics.run_folder import STATUSES, duration, run_folder
+from nbdist.run.export.registry import EXPORTERS, all_settings
+from nbdist.run.export.spec import PATH
 from nbdist.run.history import (
     MOST_NAMED,
     NO_MATCH,
@@ -51,6 +53,7 @@ VERBS = {
     "tail": "how far a run is, and the last lines of its output",
     "diagnose": "why a run is slow, and what has died",
     "compare": "what differs between runs, and their final and best metrics",
+    "export": "write a run to trackio, wandb, mlflow, or into files",
     "stop": "stop runs; they keep what they have",
     "pause": "pause a run between two steps",
     "resume": "end a pause, or continue a run that has ended from its newest state",
@@ -356,6 +359,48 @@ def compare(run_ids: tuple[str, ...], by: By, picture: str | None) -> Answer:
     return Answer(value, repr(found))
 
 
+def export_settings(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a verb the settings of all exporters as options."""
+    for name, (setting, owners) in reversed(all_settings().items()):
+        told = (
+            f"{setting.help} ({', '.join(owners)})" if name != PATH else "The file, or the folder, to write."
+        )
+        option = click.option(f"--{name.replace('_', '-')}", metavar=setting.shows, help=told)
+        command = option(command)
+    return command
+
+
+@click.command()
+@some_runs
+@click.option(
+    "--to",
+    "targets",
+    multiple=True,
+    metavar="TARGET",
+    help=f"One of {', '.join(EXPORTERS)}; may be repeated.",
+)
+@export_settings
+@click.option("--replace", is_flag=True, help="Write it again in the place of an earlier export.")
+@click.option("--no-files", is_flag=True, help="Leave out checkpoints and artifacts.")
+@answers
+def export(
+    run_ids: tuple[str, ...], targets: tuple[str, ...], replace: bool, no_files: bool, **settings: str | None
+) -> Answer:
+    """Write runs to experiment trackers, or into files: all points, what they were, their checkpoints."""
+    known = [find(one) for one in run_ids]
+    path = settings.pop(PATH)
+    if path is not None and len(known) * max(1, len(targets)) > 1:
+        raise InvalidArgumentError(
+            f"--path {path} is for one run and one target, not for {len(known)} and {len(targets)}"
+        )
+    found = [
+        run.export(path, to=to, replace=replace, files=not no_files, **settings)
+        for run in known
+        for to in targets or (None,)
+    ]
+    return Answer([vars(one) for one in found], "\n".join(map(repr, found)))
+
+
 def acts(name: str, act: Callable[..., None], text: str, done: str) -> click.Command:
     """Return the verb that performs an action of the sidebar on runs."""
 
@@ -474,6 +519,7 @@ COMMANDS: dict[str, click.Command] = {
     "tail": tail,
     "diagnose": diagnose,
     "compare": compare,
+    "export": export,
     "stop": acts("stop", stop_run, "Stop runs that are under way; they keep what they have.", "is stopped"),
     "pause": acts("pause", pause_run, "Pause runs between two steps.", "is paused"),
     "resume": resume,

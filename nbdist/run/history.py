@@ -247,6 +247,7 @@ class Labelled:
         from nbdist.run.export.export import export_run  # the table of exporters has modules of its own
         from nbdist.run.export.registry import exporter_of
 
+        self._fetch_files()
         record = listed(self.folder)
         if record is None:
             raise NotFoundError(f"no run {self.id!r}; nb.runs() lists all runs")
@@ -281,6 +282,9 @@ class Labelled:
 
     def _show(self, labels: Labels) -> None:
         """Update this object with labels that were just written."""
+
+    def _fetch_files(self) -> None:
+        """Copy what tasks on other hosts have written so far, where this object can."""
 
 
 # The list.

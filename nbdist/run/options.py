@@ -23,6 +23,7 @@ from nbdist.distribute.tpu.strategy import TPUOptions
 from nbdist.errors import InvalidArgumentError
 from nbdist.frameworks.registry import FRAMEWORKS
 from nbdist.optim.precision import BFLOAT16
+from nbdist.run.export.registry import EXPORTERS, check_exporters
 from nbdist.run.notify import target_of
 from nbdist.run.replication import DATA, REPLICATIONS, Replication
 from nbdist.runtime.task import Roster, TaskInfo
@@ -185,6 +186,15 @@ class LaunchOptions(TPUOptions, ShardedOptions, ElasticOptions, ServerOptions, T
         "how many tasks (workers and parameter servers) that die or freeze are replaced during the run, "
         "0 or more; None is 3",
         **whole(0),
+    )
+    log_to: tuple[str, ...] = option(
+        (),
+        "at its end, export the run to these",
+        "wandb,mlflow",
+        f"names of targets to which the run is exported when it has ended, also if it has failed: "
+        f"{', '.join(EXPORTERS)}. Raises MissingExtra if the package of one is not installed; see "
+        "docs/runs.md",
+        check_value=check_exporters,
     )
     argv: str | None = option(
         None,

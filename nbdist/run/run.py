@@ -39,6 +39,7 @@ from nbdist.run.body_error import Hint
 from nbdist.run.control import KEPT_SECONDS, RunControls
 from nbdist.run.devices import ReplicaDevice, replica_devices, trained_on
 from nbdist.run.displays import Displayed, stored
+from nbdist.run.export.export import interruptible
 from nbdist.run.files.mirror import Mirror
 from nbdist.run.files.place import RunPlace
 from nbdist.run.follow import InterruptDebounce, RunFollower, View
@@ -173,6 +174,7 @@ class Run(Labelled):
             self._at_end,
             self._write_end,
             self._show_end,
+            self._log_to,
             self._tell_end,
         ]
 
@@ -810,6 +812,22 @@ class Run(Labelled):
             ended_text("run", self.name, event, standing.elapsed, standing.step, metrics, error),
             str(self.folder), standing.step, standing.elapsed, metrics, error,
         )  # fmt: skip
+
+    def _log_to(self) -> None:
+        """Export the run as ``--log-to`` says; of several clients the one that has written its end does.
+
+        An error, or an interrupt, does not change the run: it is a note.
+        """
+        for to in self.options.log_to if self._has_seen_end else ():
+            try:
+                with interruptible():
+                    self.notes.append(str(self.export(to=to)))
+            except (Exception, KeyboardInterrupt) as error:
+                why = "it was interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+                self.notes.append(f"--log-to {to}: {why}. run.export(to={to!r}) exports the run later")
+
+    def _fetch_files(self) -> None:
+        self._followed.mirror.catch_up(COPY_SECONDS)
 
     def _place(self, info: TaskInfo) -> None:
         """Count a worker that was added among the run's tasks."""

@@ -39,6 +39,7 @@ from nbdist.metrics.run_folder import (
     versions,
     write_run,
 )
+from nbdist.run.export.registry import find_exporter
 from nbdist.run.files.left import Left
 from nbdist.run.files.mirror import Mirror
 from nbdist.run.files.place import RunPlace, mark
@@ -94,6 +95,8 @@ def start_run(
     if options.resume is not None:
         _fetch_left(options.resume, cluster, report)
     options, states = continued(options)
+    for name in options.log_to:
+        find_exporter(name).require()  # before the training, not after it
     cluster = cluster or any_cluster(report)
     options, workers = options.placed(tuple(cluster.tasks))
     rules = MembershipRules.of(options, len(workers), sum(info.job == "ps" for info in cluster.tasks))

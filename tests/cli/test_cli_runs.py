@@ -128,3 +128,24 @@ def test_deletion_asks_first(capsys: pytest.CaptureFixture[str], monkeypatch: py
 def ids_now(capsys: pytest.CaptureFixture[str]) -> list[str]:
     capsys.readouterr()
     return ids(run("runs list --json", capsys))
+
+
+def test_runs_are_exported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "out.parquet"
+    shown = run(f"runs export digits --path {path}", capsys)
+    assert shown.splitlines()[0] == f"run 261121-digits: 0 points exported to parquet, {path}"
+    assert path.is_file()
+    both = "runs export 1120 digits --to parquet --to tensorboard --json"
+    written = json.loads(run(both, capsys))
+    assert [(one["run"], one["to"]) for one in written] == [
+        ("261120-mnist", "parquet"), ("261120-mnist", "tensorboard"),
+        ("261121-digits", "parquet"), ("261121-digits", "tensorboard"),
+    ]  # fmt: skip
+    assert "exported to parquet before" in run("runs export digits --to parquet", capsys, 1)
+    run("runs export digits --to parquet --replace --no-files", capsys)
+    assert "no export to 'wand'; choose from trackio" in run("runs export digits --to wand", capsys, 2)
+    assert "takes no project; its settings are path" in run(
+        "runs export digits --to parquet --project a", capsys, 2
+    )
+    assert "is for one run and one target" in run(f"runs export 1120 digits --path {path}", capsys, 2)
+    assert "needs to=" in run("runs export digits", capsys, 2)

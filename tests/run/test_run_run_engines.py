@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from recording_view import RecordingView
 from tiers import exhaustive, matrix
@@ -21,6 +23,7 @@ from waiting import PATIENCE, limit, until
 from nbdist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
+    MissingExtra,
     NotFoundError,
     TaskDiedError,
     UnavailableError,
@@ -28,6 +31,7 @@ from nbdist.errors import (
 )
 from nbdist.metrics.run_folder import read_run
 from nbdist.metrics.store import columns_from_logs
+from nbdist.run.export.registry import EXPORTERS
 from nbdist.run.history import runs
 from nbdist.run.options import Options
 from nbdist.run.recovery import shutdown
@@ -707,3 +711,38 @@ def test_a_worker_keeps_freed_memory_until_the_end_of_the_run(begin: Callable[..
     for _ in range(2):  # the first run's memory is back at the system before the second begins
         results = begin(ALLOCATE).wait().results
         assert results["after"] - results["before"] > 24
+
+
+def test_a_run_that_failed_is_exported_at_its_end(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*given: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        until(lambda: False)  # the interrupt ends it
+
+    def broken(*given: Any) -> Any:
+        raise RuntimeError("no route to the server")
+
+    for name, write in (("trackio", interrupted), ("wandb", broken)):
+        changed = replace(EXPORTERS[name], write=write, package="")
+        monkeypatch.setitem(EXPORTERS, name, changed)
+    options = Options(log_to=("trackio", "wandb", "parquet"), max_restarts=0)
+    run = start_run(TRAIN.format(epochs=1) + "raise ValueError('late')", options, cluster=cluster)
+    with pytest.raises(WorkerError, match="late"):
+        run.wait()
+    assert run.status == read_run(run.id).status == "failed"
+    trackio, wandb, parquet = run.notes[-3:]
+    assert trackio.startswith("--log-to trackio: it was interrupted. run.export(to='trackio')")
+    assert "could not be exported to wandb: RuntimeError: no route to the server" in wandb
+    assert f"points exported to parquet, {run.folder / 'exports' / 'points.parquet'}" in parquet
+    assert parquet in capsys.readouterr().out
+    file = pyarrow.parquet.read_table(run.folder / "exports" / "points.parquet")
+    assert len(file) == len(columns_from_logs(run.folder)["step"]) > 0
+
+
+def test_log_to_is_checked_before_the_run(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EXPORTERS, "mlflow", replace(EXPORTERS["mlflow"], package="nothing_of_this_name"))
+    with pytest.raises(MissingExtra, match="exports to mlflow"):
+        start_run("1", Options(log_to=("mlflow",)), cluster=cluster)
+    with pytest.raises(InvalidArgumentError, match="no export to 'csv'; choose from trackio"):
+        Options(log_to=("csv",))

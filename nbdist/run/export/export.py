@@ -70,27 +70,29 @@ def export_run(
 
 
 class ProgressLine:
-    """A line of progress, on stderr, of an export that takes more than a second."""
+    """A line of progress, on stderr, if writing the points takes more than a second."""
 
     def __init__(self, title: str, run: RunContents, out: TextIO | None = None) -> None:
         self._title, self._run, self._out = title, run, out
-        self._due, self._width = time.monotonic() + SHOWN_AFTER, 0
+        self._due, self._width = 0.0, 0  # begins with the first points: packages take long to import
 
     def show(self, done: int) -> None:
         """Show that so many points are written, a few times a second."""
-        if time.monotonic() >= self._due:
-            self._due = time.monotonic() + SHOWN_EVERY
-            self._write(f"{self._title}: {done:,} of {self._run.index.points:,} points")
+        now = time.monotonic()
+        if self._due and now >= self._due:
+            text = f"{self._title}: {done:,} of {self._run.index.points:,} points"
+            self._write(f"\r{text:<{self._width}}")
+            self._width = len(text)
+        if not self._due or now >= self._due:
+            self._due = now + (SHOWN_EVERY if self._due else SHOWN_AFTER)
 
     def close(self) -> None:
         """Remove the line."""
         if self._width:
-            self._write("")
-            self._write("")
+            self._write(f"\r{' ' * self._width}\r")
 
     def _write(self, text: str) -> None:
-        print(f"\r{text:<{self._width}}", end="", file=self._out or sys.stderr, flush=True)
-        self._width = len(text)
+        print(text, end="", file=self._out or sys.stderr, flush=True)
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def write(run: RunContents, request: ExportRequest) -> Exported:
     from pyarrow import parquet
 
     given = request.settings.get(PATH)
-    path = run.folder / DEFAULT if given is None else Path(given).expanduser()
+    path = run.folder / DEFAULT if given is None else Path(given).expanduser().absolute()
     if path.exists():
         _check_own(parquet, path, run.id, request.replace)
     if given is None:

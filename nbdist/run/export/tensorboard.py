@@ -42,7 +42,7 @@ SINGLE = (
 def write(run: RunContents, request: ExportRequest) -> Exported:
     """Write the folder; an earlier one is replaced as a whole."""
     given = request.settings.get(PATH)
-    folder = run.folder / DEFAULT if given is None else Path(given).expanduser()
+    folder = run.folder / DEFAULT if given is None else Path(given).expanduser().absolute()
     replaces = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if replaces:
         _check_own(folder, run.id, request.replace)

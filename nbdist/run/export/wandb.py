@@ -45,17 +45,17 @@ def write(run: RunContents, request: ExportRequest) -> Exported:
     mode = settings.get("mode") or os.environ.get("WANDB_MODE", "offline")
     if mode not in MODES:
         raise InvalidArgumentError(f"WANDB_MODE is {mode!r}, with which nothing is written: use {MODES}")
-    root = Path(settings.get(PATH) or os.environ.get("WANDB_DIR") or ".").expanduser()
+    root = Path(settings.get(PATH) or os.environ.get("WANDB_DIR") or ".").expanduser().absolute()
     if not root.is_dir():
         raise InvalidArgumentError(f"there is no folder {str(root)!r} for wandb's files: make it first")
-    for there in _exports(root, run.id):
-        if (there / MARK).read_text() == WHOLE and not request.replace:
-            raise already_exported(run.id, "wandb", there)
-        shutil.rmtree(there)
     if mode == "online" and request.replace:
         raise InvalidArgumentError(
             "replace=True is for offline exports: delete the run on wandb's server, and export it again"
         )
+    for there in _exports(root, run.id):
+        if (there / MARK).read_text() == WHOLE and not request.replace:
+            raise already_exported(run.id, "wandb", there)
+        shutil.rmtree(there)
     quiet: Any = wandb.Settings(
         console="off", silent=True, disable_git=True, save_code=False, reinit="create_new",
         x_disable_stats=True, x_disable_meta=True, x_save_requirements=False,
@@ -122,17 +122,21 @@ END_SECONDS = 60.0
 
 
 def records_in(data: bytes, at: int = START) -> Iterator[bytes]:
-    """Yield the records in the content of a log from a position on, which is START or begins a block."""
-    record = b""
+    """Yield the whole records in the content of a log, from a position on: `START`, or where a block begins.
+
+    The end of a record that begins before it is left out.
+    """
+    record: bytes | None = None
     while at + HEAD.size <= len(data):
         if (left := BLOCK - at % BLOCK) < HEAD.size:
             at += left
             continue
         _, length, kind = HEAD.unpack_from(data, at)
         at += HEAD.size
-        record = data[at : at + length] if kind in (1, 2) else record + data[at : at + length]
+        part = data[at : at + length]
+        record = part if kind in (1, 2) else None if record is None else record + part
         at += length
-        if kind in (1, 4) and at <= len(data):
+        if kind in (1, 4) and record is not None and at <= len(data):
             yield record
 
 
@@ -147,11 +151,9 @@ def _await_end(folder: Path) -> None:
             begin = max(0, log.stat().st_size // BLOCK - 1) * BLOCK
             file.seek(begin)
             data = file.read()
-        with suppress(ValueError):  # an incomplete one; protobuf's error is a ValueError
-            if any(
-                Record.FromString(one).HasField("exit") for one in records_in(data, 0 if begin else START)
-            ):
-                return
+        records = map(Record.FromString, records_in(data, 0 if begin else START))
+        if any(one.HasField("exit") for one in records):
+            return
         if time.monotonic() > deadline:
             raise UnavailableError(f"wandb has not written the end of {log} in {END_SECONDS:g} s")
         time.sleep(0.005)
