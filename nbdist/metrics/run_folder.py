@@ -108,8 +108,8 @@ class RunFile:
     """The name of the function that is the body; empty for a text."""
     first_line: int = 1
     """The number of the code's first line in its cell or file."""
-    given: Mapping[str, str] = field(default_factory=dict)
-    """What the body was given, as short texts by name."""
+    given: Mapping[str, str | float] = field(default_factory=dict)
+    """What the body was given, by name: numbers, and short texts for all other values."""
     seed: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     cluster: Mapping[str, Any] = field(default_factory=dict)

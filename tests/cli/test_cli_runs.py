@@ -143,7 +143,7 @@ def test_runs_are_exported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     ]  # fmt: skip
     assert "exported to parquet before" in run("runs export digits --to parquet", capsys, 1)
     run("runs export digits --to parquet --replace --no-files", capsys)
-    assert "no export to 'wand'; choose from trackio" in run("runs export digits --to wand", capsys, 2)
+    assert "no export to 'wand'; choose from zip, trackio" in run("runs export digits --to wand", capsys, 2)
     assert "takes no project; its settings are path" in run(
         "runs export digits --to parquet --project a", capsys, 2
     )

@@ -19,8 +19,8 @@ from nbdist.run.export.contents import RunContents
 from nbdist.run.export.registry import EXPORTERS, find_exporter
 from nbdist.run.export.wandb import BLOCK, HEAD, records_in
 from nbdist.run.history import ListedRun, runs
-from nbdist.run.resumable import record_body
 from nbdist.run.values.delivery import Given
+from nbdist.run.values.inputs import describe_inputs
 from nbdist.runtime.task import TaskInfo
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the packages, in their own code
@@ -66,9 +66,9 @@ def run() -> ListedRun:
         run_id, "digits", created=BEGAN - 1, ended=BEGAN + 9, status="finished", seed=7,
         versions={"nbdist": "0.2.0", "numpy": "2.4.0"}, cluster={"members": tasks, "workers": [0, 1]},
         options={"strategy": "ps", "epochs": 3, "fetch": [], "tensorboard": False},
+        given=describe_inputs(Given({"rate": 0.1, "seed": 3, "data": np.arange(3)})),
     )  # fmt: skip
     write_run(record, wait=False)
-    record_body(folder, "train()", Given({"rate": 0.1, "seed": 3, "data": np.arange(3)}), 1)
     a_log(folder, 0, 0, 20)
     a_log(folder, 1, 0, 10)
     a_log(folder, 1, 7, 13, "metrics-0001.1.log")  # steps 7 to 9 are there twice
@@ -314,9 +314,9 @@ def test_an_interrupt_leaves_nothing(
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ({"to": "wandbb"}, "no export to 'wandbb'; choose from trackio, .*did you mean wandb"),
+        ({"to": "wandbb"}, "no export to 'wandbb'; choose from zip, trackio, .*did you mean wandb"),
         ({"to": 3}, "no export to 3"),
-        ({}, "export needs to=: one of trackio, wandb"),
+        ({}, "export needs to=: one of zip, trackio, wandb"),
         ({"path": "x.png"}, "export to 'x.png' needs to="),
         ({"to": "parquet", "project": "a"}, "to parquet takes no project; its settings are path"),
         ({"to": "trackio", "path": "a"}, "to trackio takes no path; its settings are project"),
@@ -390,5 +390,6 @@ def test_progress_is_shown_of_long_exports_only(run: ListedRun, capsys: pytest.C
 
 
 def test_each_row_is_tested() -> None:
-    assert set(EXPORTERS) == {"trackio", "wandb", "mlflow", "tensorboard", "parquet"}
+    others = {"zip"}  # tests/run/test_run_archive.py
+    assert set(EXPORTERS) - others == {"trackio", "wandb", "mlflow", "tensorboard", "parquet"}
     assert all(find_exporter(name).help for name in EXPORTERS)

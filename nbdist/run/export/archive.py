@@ -34,6 +34,6 @@ SPEC = ExporterSpec(
     "zip",
     "the run with all its files, for another machine: nb.runs(FILE) opens it",
     write,
-    settings=(ExportSetting(PATH, "the file; default: the run's id with .zip, in the current folder", "FILE"),),
+    settings=(ExportSetting(PATH, "the file; default: ID.zip in the current folder", "FILE"),),
     suffix=".zip",
 )

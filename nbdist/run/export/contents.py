@@ -23,7 +23,6 @@ import numpy as np
 
 from nbdist.metrics.log import Batch, by_series, damage, log_parts, logs_in, replica_of
 from nbdist.metrics.run_folder import RunFile
-from nbdist.run.body_file import inputs_in, read_body_file
 from nbdist.run.record import RunRecord, is_under_way
 from nbdist.text import clip
 
@@ -138,18 +137,9 @@ class RunContents:
         facts |= {"resumed_from": record.resumed_from} if record.resumed_from else {}
         facts |= {"error": clip(record.error, LONGEST_VALUE)} if record.error else {}
         facts |= {f"version.{name}": str(version) for name, version in record.versions.items()}
-        inputs = {f"given.{name}" if name in facts else name: one for name, one in self.given.items()}
+        given = {str(name): plain(value) for name, value in record.given.items()}
+        inputs = {f"given.{name}" if name in facts else name: value for name, value in given.items()}
         return inputs | facts
-
-    @cached_property
-    def given(self) -> Config:
-        """The inputs of its body by name: arguments and pushed values; {} where they are not on record."""
-        try:
-            found = inputs_in(read_body_file(self.folder))
-        except Exception:  # not recorded, or damaged in any way: a run without its inputs is exported, too
-            return {}
-        by_name = {**found.names, **{f"args.{at}": one for at, one in enumerate(found.args)}, **found.kwargs}
-        return {name: plain(value) for name, value in by_name.items()}
 
     def files(self) -> list[tuple[str, Path]]:
         """Return its checkpoints and artifacts: names below the folder, and paths; no link is followed."""

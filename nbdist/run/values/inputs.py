@@ -1,6 +1,6 @@
-"""What a body is and what it was given, as texts that a run's record keeps: for comparing runs later.
+"""What a body is and what it was given, as plain values that a run's record keeps: for comparing runs later.
 
-describe_inputs(Given(kwargs={"rate": 0.1}))     # {"rate": "0.1"}
+describe_inputs(Given(kwargs={"rate": 0.1}))     # {"rate": 0.1}
 describe_body(train)                             # ("def train(rate): ...", "__main__.train")
 """
 
@@ -11,7 +11,7 @@ import inspect
 import reprlib
 import textwrap
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from nbdist.text import clip
 LONGEST = 120  # characters of a value
 MARKED = 1 << 20  # bytes of an array that its mark is made of
 MOST = 200  # values
+EXACT = 2**53  # whole numbers below it are exact in every reader of JSON
+Plain: TypeAlias = str | int | float | bool
 
 
 def describe_body(body: str | Callable[..., Any]) -> tuple[str, str]:
@@ -45,15 +47,25 @@ def line_of(function: Callable[..., Any]) -> int:
     return int(getattr(getattr(inspect.unwrap(function), "__code__", None), "co_firstlineno", 1))
 
 
-def describe_inputs(given: Given) -> dict[str, str]:
-    """Return the values of a body as short texts, by name: arguments, pushed values, and what it encloses.
+def describe_inputs(given: Given) -> dict[str, Plain]:
+    """Return the values of a body by name: arguments, pushed values, and what it encloses.
+
+    Numbers are themselves, and short texts stand for all others.
 
     >>> describe_inputs(Given({"x": np.arange(3)}, args=(1,), kwargs={"rate": 0.1}))
-    {'x': 'int64 (3,) 7d9771', 'args[0]': '1', 'rate': '0.1'}
+    {'x': 'int64 (3,) 7d9771', 'args[0]': 1, 'rate': 0.1}
     """
     every = {**given.closure, **given.names}
     every |= {**{f"args[{at}]": one for at, one in enumerate(given.args)}, **given.kwargs}
-    return {str(name): describe_value(value) for name, value in list(every.items())[:MOST]}
+    return {
+        str(name): value if _is_plain(value) else describe_value(value)
+        for name, value in list(every.items())[:MOST]
+    }
+
+
+def _is_plain(value: object) -> TypeGuard[Plain]:
+    """Whether JSON keeps a number as it is."""
+    return isinstance(value, bool) or (isinstance(value, int | float) and abs(value) < EXACT)
 
 
 def describe_value(value: object) -> str:
