@@ -161,10 +161,10 @@ def start_cluster(
     spec, why = choose_launcher(launcher, settings)
     if why and report is not None:
         report(f"launcher {spec.name}: {why}")
-    if report is not None and (left := unused_nodes(spec)):
-        report(left)
     settings = spec.read_settings(settings)
     hosts = spec.hosts(settings)
+    if report is not None and not hosts and (left := unused_nodes(spec)):
+        report(left)
     wanted = WORKERS if workers is None and not hosts else workers
     check_counts(1 if wanted is None else wanted, ps, threads, gpu_memory, data)
     parse_gpus(gpus)  # here: a job may wait in a queue for hours before the GPUs of its hosts are known
@@ -200,6 +200,11 @@ def start_cluster(
         slots = worker_slots(hosts or (Host(HERE, wanted),), wanted)
         slots = {name: count for name, count in slots.items() if count}  # a host without workers has no tasks
         check_counts(sum(slots.values()), ps, threads, gpu_memory, data)
+        if min_workers is not None and hosts and spec.fixed_size:
+            raise InvalidArgumentError(
+                f"min_workers={min_workers!r} with launcher {spec.name!r}: {spec.fixed_size}, so that hosts "
+                "which come later could not join; leave it out"
+            )
         return slots, check_least(min_workers, sum(slots.values()), bool(hosts))
 
     def spread_on(names: Sequence[str]) -> tuple[dict[str, int], int]:
@@ -423,6 +428,9 @@ class _Startup:
             self.report(f"{why}. The cluster starts without it")
         for note in notes.values():
             self.report(note)
+        if self.launcher.notice and len(joined) > 1:
+            self.report(self.launcher.notice)
+        supervisor.ask("place", self._left(), places=[plan.host for plan in self.plans])
         for plan in self.plans:
             supervisor.ask("start", self._left(), task=plan.to_dict())
 
@@ -484,7 +492,8 @@ class _Startup:
         ended = supervisor.ended()
         if supervisor.closed and not ended:
             raise UnavailableError(
-                f"the process that starts the cluster failed:\n{supervisor.log_tail() or '(no output)'}"
+                "the process that starts the cluster failed:\n"
+                f"{supervisor.stopping or supervisor.log_tail() or '(no output)'}"
             )
         for failed in supervisor.take("command_ended"):
             for host in failed["hosts"]:

@@ -83,9 +83,11 @@ class MembershipRules:
         True
         >>> MembershipRules.of(Options(), 2, 0).replaces_workers
         False
+        >>> MembershipRules.of(Options(strategy="multi_worker", collective="mpi"), 2, 0).replaces_workers
+        False
         """
         fixed = self.options.replicated.why_fixed or self.options.framework is not None
-        return self.spec.takes_new_workers and not fixed
+        return self.spec.takes_new_workers and not (fixed or self.options.takes_no_process)
 
     @property
     def awaits_workers(self) -> bool:

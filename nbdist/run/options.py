@@ -276,6 +276,11 @@ class Options(LaunchOptions):
                 f"--max-restarts {self.max_restarts} belongs to --strategy "
                 f"{' or '.join(names_of('takes_new_workers'))}; {given} replaces no workers: drop it"
             )
+        if self.max_restarts and (why := self.takes_no_process):
+            raise InvalidArgumentError(
+                f"--max-restarts {self.max_restarts} with --collective {self.collective}: {why}, so that no "
+                "worker is replaced: drop it, or use --collective ring"
+            )
 
     def without_secrets(self) -> Options:
         """Return the options for tasks and for run.json: what ``notify`` names is of this process alone.
@@ -292,6 +297,11 @@ class Options(LaunchOptions):
         """
         given = {row.name: getattr(self, row.name) for row in SETTINGS.values() if not row.ignored_elsewhere}
         return {name: value for name, value in given.items() if value != SETTINGS[name].default}
+
+    @property
+    def takes_no_process(self) -> str:
+        """Why the collective of this run takes no new process into its groups; empty if it does."""
+        return COLLECTIVES[self.collective].takes_none if self.collective in COLLECTIVES else ""
 
     @property
     def wants_training(self) -> bool:

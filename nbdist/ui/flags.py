@@ -162,8 +162,8 @@ START_FLAGS = {
     ),
     "--launcher": Flag("launcher", str, "|".join((AUTO, *LAUNCHERS)), describe_launchers()),
     **{
-        one.flag: Flag(one.name, one.read, one.shows, f"with --launcher {launcher}: {one.help}")
-        for one, launcher in all_settings().values()
+        one.flag: Flag(one.name, one.read, one.shows, f"with --launcher {' or '.join(launchers)}: {one.help}")
+        for one, launchers in all_settings().values()
     },
     "--gpus": Flag("gpus", parse_gpus, "auto|none|N|UUID,UUID", "GPUs to use, one per worker"),
     "--gpu-memory": Flag("gpu_memory", float, "0.4", "largest share of its GPU's memory that a worker uses"),

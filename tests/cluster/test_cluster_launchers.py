@@ -63,11 +63,12 @@ def test_the_help_and_the_errors_list_a_row(spec: LauncherSpec) -> None:
 
 
 @each
-def test_a_setting_is_a_flag_of_its_launcher_only(spec: LauncherSpec) -> None:
+def test_a_setting_is_a_flag_of_its_launchers_only(spec: LauncherSpec) -> None:
     parameters = inspect.signature(start_cluster).parameters
-    names = [name for name, (_, owner) in all_settings().items() if owner == spec.name]
-    assert names == [setting.name for setting in spec.settings], "two launchers have a setting of one name"
+    names = [name for name, (_, owners) in all_settings().items() if spec.name in owners]
+    assert sorted(names) == sorted(setting.name for setting in spec.settings)
     for setting in spec.settings:
+        assert setting is all_settings()[setting.name][0], "launchers with a flag in common share the setting"
         assert setting.name not in parameters
         assert START_FLAGS[setting.flag].option == setting.name
     assert spec.read_settings({}) == {setting.name: setting.default for setting in spec.settings}
@@ -126,10 +127,18 @@ def test_settings_are_checked_before_anything_starts(monkeypatch: pytest.MonkeyP
         InvalidArgumentError, match="hosts is not a setting of launcher 'local', which has none"
     ):
         start_cluster(1, launcher="local", report=None, hosts=["a"])
-    with pytest.raises(
-        InvalidArgumentError, match=r"starts its tasks on one host: between hosts MPI has ports"
-    ):
-        start_cluster(launcher="mpi", report=None, hosts="a:2,b:2")
+    for refused, settings in {
+        r"python \(--python\) is for other hosts, and launcher 'mpi' starts its tasks on this": {
+            "python": "/p"
+        },
+        "min_workers=2 with launcher 'mpi': an MPI world can neither add": {
+            "hosts": "a:2,b:2",
+            "min_workers": 2,
+        },
+        "nodes is not a setting of launcher 'mpi', which has hosts, python, .*choose another": {"nodes": 2},
+    }.items():
+        with pytest.raises(InvalidArgumentError, match=refused):
+            start_cluster(launcher="mpi", report=None, **settings)
     with pytest.raises(
         InvalidArgumentError, match=r"hosts is a comma-separated list of host names, not \[\]"
     ):

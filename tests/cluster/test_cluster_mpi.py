@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,13 @@ from waiting import PATIENCE, limit, until
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.launch import start_cluster
 from nbdist.cluster.launchers import mpi
-from nbdist.errors import FailedPreconditionError, MissingExtra, TaskDiedError, UnavailableError, WorkerError
+from nbdist.errors import (
+    FailedPreconditionError,
+    MissingExtra,
+    TaskDiedError,
+    UnavailableError,
+    WorkerError,
+)
 from nbdist.run.options import Options
 from nbdist.run.start import start_run
 from nbdist.wire.collective.mpi import world as mpi_world
@@ -50,7 +56,6 @@ def place() -> tuple[int, int, int, str]:
 @sent_by_code
 def in_group(ranks: tuple[int, ...], run: str, here: str, work: str) -> Any:
     """Form a group of some ranks, exchange their endpoint infos through a folder, and make calls."""
-    import json
     import os
     import time
 
@@ -206,40 +211,16 @@ def test_missing_software_is_reported_before_the_start(own_home: Path, monkeypat
 def test_sockets_that_other_users_reach_are_refused() -> None:
     world = MpiWorld(None, SimpleNamespace(size=2), "w")
     before = mpi.reachable()
-    mpi.check_world(world, 2, set())
+    mpi.check_size(world, 2)
+    mpi.check_closed(())
     with socket.create_server(("127.0.0.1", 0)) as port, socket.socket(socket.AF_UNIX) as abstract:
         abstract.bind(f"\0nbdist-test-{os.getpid()}")
         opened = mpi.reachable() - before
         number = port.getsockname()[1]
         with pytest.raises(FailedPreconditionError, match=rf"listens on 127\.0\.0\.1:{number}, the abstract"):
-            mpi.check_world(world, 2, opened)
+            mpi.check_closed(opened)
     with pytest.raises(FailedPreconditionError, match="a world of 1 instead of 2 ranks"):
-        mpi.check_world(MpiWorld(None, SimpleNamespace(size=1), "w"), 2, set())
-
-
-def test_a_rank_that_breaks_the_protocol_loses_its_connection_only() -> None:
-    manager = mpi.ProcessManager(5)
-    ranks = [manager._theirs[rank] for rank in range(5)]
-    asks = [b"cmd=rubbish\n", b"\xff\n", b"cmd=get\n", b"cmd=put key=a value=%s\n" % bytes(b"1" * 60_000)]
-    for rank, request in enumerate(asks):
-        connection = manager.connections[rank]
-        for _ in range(1 + 100 * (rank == 3)):
-            if rank not in manager.connections:
-                break
-            ranks[rank].sendall(request)
-            manager.answer(connection)
-            with suppress(OSError):
-                ranks[rank].recv(1 << 16, socket.MSG_DONTWAIT)
-    assert list(manager.connections) == [4]
-    ranks[4].sendall(b"cmd=init pmi_version=1 pmi_subversion=1\ncmd=get kvsname=x key=none\n")
-    assert manager.answer(manager.connections[4])
-    assert ranks[4].recv(4096).splitlines() == [
-        b"cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0",
-        b"cmd=get_result rc=-1 msg=key_not_found value=unknown",
-    ]
-    ranks[4].close()
-    assert not manager.answer(manager.connections[4])
-    manager.hand_over()
+        mpi.check_size(MpiWorld(None, SimpleNamespace(size=1), "w"), 2)
 
 
 @exhaustive

@@ -18,7 +18,7 @@ import pytest
 
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, MissingExtra
 from nbdist.frameworks.base import Place, import_on_a_thread
-from nbdist.frameworks.connections import close_listeners, made_since, shut_down_accepted, sockets
+from nbdist.frameworks.connections import made_since, shut_down_accepted
 from nbdist.frameworks.environment import framework_environment
 from nbdist.frameworks.registry import FRAMEWORKS
 from nbdist.frameworks.torch.distributed import Torch
@@ -28,6 +28,7 @@ from nbdist.run.options import Options
 from nbdist.runtime.groups import World
 from nbdist.runtime.task import TaskInfo
 from nbdist.train.context import Control
+from nbdist.wire.sockets import close_listeners, sockets
 
 PROJECT = Path(__file__).parent.parent.parent / "pyproject.toml"
 

@@ -119,11 +119,39 @@ def with_ddp() -> None:
         nb.log(loss=float(loss.detach()))
 
 
-def background(epochs: int) -> str:
+def background(epochs: int, collective: str = "auto") -> str:
     """Begin a training in the background, and return its run's id once it has made some steps."""
-    run = nb.launch(training(epochs, batch=8), strategy="multi_worker", background=True)
+    body = training(epochs, batch=8)
+    run = nb.launch(body, strategy="multi_worker", collective=collective, background=True)
     run.wait_until(step=50)
     return run.id
+
+
+def weights(collective: str) -> list[list[float]]:
+    """Train by a collective; return the weights of each worker, and a large sum."""
+
+    def body() -> list[list[float]]:
+        import numpy as np
+
+        x = np.random.default_rng(0).random((90, 5), np.float32)
+        model = nb.nn.Sequential([nb.nn.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(nb.data.Dataset.from_arrays(x, x[:, :1]).batch(30), epochs=3)
+        assert nb.collective.kind() == collective
+        large = nb.collective.all_reduce(np.arange(300_000, dtype=np.float32))
+        flat = [*(one.ravel() for one in model.get_weights()), large[-1:]]
+        return nb.collective.all_gather(np.concatenate(flat)).tolist()
+
+    run = nb.launch(body, strategy="multi_worker", collective=collective, seed=5)
+    return run.results["result"]
+
+
+def outlive(rank: int, collective: str) -> dict[str, Any]:
+    """Kill a worker's process while it trains; return how the run has ended, and the steps that it made."""
+    run = nb.attach(background(30, collective))
+    kill(rank)
+    run.wait()
+    return {"error": run.error and str(run.error), "steps": run.global_step, "notes": run.notes}
 
 
 BODY = """
@@ -369,7 +397,7 @@ def stop() -> float:
 
 ORDERS = (
     *(start, reports, heard, run, chdir, train, background, read, attach, finish, kill, dead, restart),
-    *(signal_often, stop_by_command),
+    *(weights, outlive, signal_often, stop_by_command),
     *(state_of, loss_of, next_run, between_jobs, cell, tunnel, break_tunnel, halt, fetch),
     *(grow, grown, awaited, shrink, keys, kill_supervisor, rest, status, seconds_left, stop),
 )

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from actors import Actor
 from host_namespaces import NotHere, TwoHosts, why_not
-from ssh_hosts import SshHosts
+from ssh_hosts import SshHosts, traces
 from ssh_hosts import why_not as why_no_sshd
 
-LEAVE_SECONDS = 10.0  # until a process that is still there counts as left
+LEAVE_SECONDS = 20.0  # until a process that is still there counts as left
 
 
 @pytest.fixture
@@ -45,6 +46,19 @@ def ssh_hosts(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SshHos
         assert not any(hosts.home.iterdir()), "a process outside the hosts has written into their home"
     finally:
         hosts.close()
+
+
+@pytest.fixture
+def client(ssh_hosts: SshHosts) -> Iterator[Actor]:
+    """A client on the head; in the end nothing of a cluster is left in any host's folder."""
+    actor = ssh_hosts.run("head", "cluster_actor.py")
+    try:
+        yield actor
+    finally:
+        if actor.process.poll() is None:
+            actor.end(LEAVE_SECONDS)  # it stops its cluster, if a test has left one
+    left = {host: traces(ssh_hosts, host) for host in ssh_hosts.up()}
+    assert not any(left.values()), f"left on the hosts: {left}"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,6 +14,7 @@ the process numbers of this machine, and no sshd.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -36,6 +37,13 @@ HEAD = "head"
 SSHD = "/usr/sbin/sshd"
 UP_SECONDS = 20.0  # until an sshd counts as not coming up
 COMMAND_SECONDS = 60.0  # until a command counts as hanging
+
+LISTENING = """
+import json, psutil
+found = psutil.net_connections("inet")
+listening = [one for one in found if one.status == "LISTEN" or one.type.name == "SOCK_DGRAM"]
+print(json.dumps(sorted({(one.laddr.ip, one.laddr.port) for one in listening})))
+"""
 
 
 @lru_cache(maxsize=1)
@@ -118,6 +126,11 @@ class SshHosts(Hosts):
         while (found := self._processes(host)) and time.monotonic() < deadline:
             pause.wait(0.05)
         return found
+
+    def open_ports(self, host: str) -> list[tuple[str, int]]:
+        """Return where a host's processes, but its sshd, can be reached from others: addresses and ports."""
+        found = json.loads(self.at(host, sys.executable, "-c", LISTENING).stdout)
+        return [(ip, port) for ip, port in found if not ip.startswith("127.") and port != PORT]
 
     def up(self) -> list[str]:
         """Return the hosts that were not powered off."""
@@ -264,6 +277,13 @@ class SshHosts(Hosts):
     def _make_key(self, name: str) -> None:
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(self.folder / name)]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+
+
+def traces(hosts: SshHosts, host: str) -> list[str]:
+    """Return what clusters have left in a host's folder of nbdist."""
+    home = hosts.path(host, hosts.home / "nbdist")
+    folders = [home / name for name in ("clusters", "hosts")]
+    return [str(path) for folder in folders if folder.is_dir() for path in folder.iterdir()]
 
 
 def children(pid: int) -> list[int]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from actors import Actor
-from ssh_hosts import PORT, SshHosts
+from ssh_hosts import SshHosts, traces
 from tiers import exhaustive
 from waiting import limit, until
 
@@ -20,26 +18,6 @@ pytestmark = pytest.mark.netns
 ATTACK = (Path(__file__).parent.parent / "attack.py").read_text()
 LEAVE_SECONDS = 20.0  # until a client that should have ended counts as hanging
 LOST_SECONDS = 10.0  # until a host that is cut off or gone is known to be lost
-
-
-@pytest.fixture
-def client(ssh_hosts: SshHosts) -> Iterator[Actor]:
-    """A client on the head; in the end nothing of a cluster is left in any host's folder."""
-    actor = ssh_hosts.run("head", "cluster_actor.py")
-    try:
-        yield actor
-    finally:
-        if actor.process.poll() is None:
-            actor.end(LEAVE_SECONDS)  # it stops its cluster, if a test has left one
-    left = {host: traces(ssh_hosts, host) for host in ssh_hosts.up()}
-    assert not any(left.values()), f"left on the hosts: {left}"
-
-
-def traces(hosts: SshHosts, host: str) -> list[str]:
-    """Return what clusters have left in a host's folder of nbdist."""
-    home = hosts.path(host, hosts.home / "nbdist")
-    folders = [home / name for name in ("clusters", "hosts")]
-    return [str(path) for folder in folders if folder.is_dir() for path in folder.iterdir()]
 
 
 def test_a_cluster_trains_changes_and_ends_as_on_one_host(client: Actor, ssh_hosts: SshHosts) -> None:
@@ -322,12 +300,6 @@ def test_a_cluster_starts_with_enough_hosts_and_others_join_it(client: Actor, ss
     client.do(do="stop")
 
 
-LISTENING = """
-import json, psutil
-found = psutil.net_connections("inet")
-listening = [one for one in found if one.status == "LISTEN" or one.type.name == "SOCK_DGRAM"]
-print(json.dumps(sorted({(one.laddr.ip, one.laddr.port) for one in listening})))
-"""
 SECRETS = """
 import glob, sys
 secret = sys.argv[1][::-1]  # so that it is not in the arguments of this process
@@ -346,8 +318,7 @@ def test_another_host_and_another_user_get_nothing(client: Actor, ssh_hosts: Ssh
     public, secret = client.do(do="keys")
     open_to_others = {}
     for host in ("head", "host1", "host2"):
-        found = json.loads(ssh_hosts.at(host, sys.executable, "-c", LISTENING).stdout)
-        open_to_others[host] = [port for ip, port in found if not ip.startswith("127.") and port != PORT]
+        open_to_others[host] = [port for _, port in ssh_hosts.open_ports(host)]
     assert {host: len(ports) for host, ports in open_to_others.items()} == {
         # The controller's eight for engines, its six for workers that send datasets, and the relay's.
         "head": 15,

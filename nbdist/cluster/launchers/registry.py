@@ -58,7 +58,7 @@ def choose_launcher(name: str, settings: Mapping[str, Any]) -> tuple[LauncherSpe
 
 
 def unused_nodes(spec: LauncherSpec) -> str:
-    """Return a sentence if a launcher uses one host of the several that the job around this process has.
+    """Return a sentence if a launcher, without hosts, uses one of the several that the job around here has.
 
     >>> unused_nodes(find_launcher("ssh"))
     ''
@@ -72,7 +72,7 @@ def unused_nodes(spec: LauncherSpec) -> str:
         return ""
     return (
         f"launcher {spec.name!r} starts its tasks on this host only, and {why}, which has {nodes} nodes: "
-        f"launcher {other.name!r} uses them"
+        f"launcher {other.name!r} uses them; {spec.one_host}"
         if nodes > 1
         else ""
     )
@@ -89,9 +89,13 @@ def find_launcher(name: str) -> LauncherSpec:
     return LAUNCHERS[name]
 
 
-def all_settings() -> dict[str, tuple[LauncherSetting, str]]:
-    """Return the settings of all launchers by name, each with the name of its launcher."""
-    return {setting.name: (setting, spec.name) for spec in LAUNCHERS.values() for setting in spec.settings}
+def all_settings() -> dict[str, tuple[LauncherSetting, list[str]]]:
+    """Return the settings of all launchers by name, each with the names of the launchers that have it."""
+    found: dict[str, tuple[LauncherSetting, list[str]]] = {}
+    for spec in LAUNCHERS.values():
+        for setting in spec.settings:
+            found.setdefault(setting.name, (setting, []))[1].append(spec.name)
+    return found
 
 
 def describe_launchers() -> str:

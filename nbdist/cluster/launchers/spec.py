@@ -4,12 +4,12 @@
     spec.check()      installed?
     plan: the launcher's name ────────► launcher = spec.make(LaunchRequest(...))
                                         launcher.start(supervisor, rank, environment, log)   once per task
-                                        launcher.all_started(supervisor)
     restart, grow ────────────────────► launcher.start(...) again
 
 The launcher decides how a process starts. The supervisor is its parent: it reaps the process, reports its
-exit, signals it, and ends it with the cluster. A launcher of other hosts starts no task: its `commands` bring
-up a supervisor on each host, which forks the tasks there as launcher "local" does here.
+exit, signals it, and ends it with the cluster. With other hosts, `commands` bring up a supervisor on each,
+which makes a launcher of this row for the tasks there. Where these launchers have to agree on something, such
+as who the ranks of an MPI world are, the head has a `Coordinator`, with which they exchange messages.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 class LaunchRequest:
     """What the processes of a cluster's tasks have in common.
 
-    - ``ranks``: the number of tasks that the cluster starts with; their ranks are 0 to ``ranks - 1``
+    - ``ranks``: the number of tasks that the cluster starts with; their ranks are 0 to ``ranks - 1``. On a
+      host of a head elsewhere it is 0: the tasks are not known yet
     - ``connection``: ipyparallel's connection information for an engine. It has the cluster's key, so it must
       not be an argument of a process, which other users could read
     - ``folder``: the cluster's folder on this host
     - ``timeout``: seconds that an engine may take to register with the controller
     - ``settings``: the values of the launcher's own settings, by name
+    - ``address``: the address of this host in the cluster; "" without other hosts
     """
 
     ranks: int
@@ -44,6 +46,7 @@ class LaunchRequest:
     folder: str
     timeout: float
     settings: Mapping[str, Any] = field(default_factory=dict)
+    address: str = ""
 
 
 class Launcher(ABC):
@@ -65,11 +68,27 @@ class Launcher(ABC):
         forked child the function that the child has to call.
         """
 
-    def all_started(self, supervisor: SupervisorProcess) -> None:  # noqa: B027 - nothing, unless overridden
-        """Run once, when `start` was called for all tasks of a new cluster. They may not have registered."""
+    def receive(self, supervisor: SupervisorProcess, message: Any) -> None:  # noqa: B027 - see below
+        """Take a message of the `Coordinator`; `SupervisorProcess.tell_coordinator` sends it one."""
 
     def close_in_child(self) -> None:  # noqa: B027 - nothing, unless overridden
         """Run in a child that the supervisor has just forked: close what only the supervisor uses."""
+
+
+class Coordinator(ABC):
+    """What the launchers on the hosts of one cluster agree with, in the head's supervisor. Pure.
+
+    Messages are plain JSON values, of less than 1 MB each. What a method returns is sent: messages, by the
+    name of the host.
+    """
+
+    @abstractmethod
+    def begin(self) -> Mapping[str, Any]:
+        """Return the messages that each host's launcher has to have before its first task starts."""
+
+    @abstractmethod
+    def receive(self, host: str, message: Any) -> Mapping[str, Any]:
+        """Take a message of a host's launcher. An error that it raises ends the cluster."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +181,10 @@ class LauncherSpec:
     - ``make(request)`` returns the launcher of one cluster, in its supervisor process
     - ``forks``: whether the supervisor forks the tasks; it then imports the tasks' libraries first
     - ``fixed_size``: why tasks can be neither added nor removed; "" if they can
-    - ``one_host``: why its tasks cannot be on other hosts, and what to do; "" for no particular reason
+    - ``coordinate(places)`` returns the `Coordinator` of a new cluster on other hosts, from the host of each
+      task by rank; None if the launchers there have nothing to agree on
+    - ``notice``: what the user has to know where the tasks are on several hosts, in a sentence
+    - ``one_host``: how its tasks come to other nodes of the job around this process, which it does not know
     - ``not_replaced``: why the process of a task cannot be replaced; "" if it can
     - ``lost_by_replacement``: what a replaced task can no longer do, for the user; "" for nothing
     - ``check()`` raises MissingExtra if a package that it needs is not installed, FailedPreconditionError if
@@ -187,6 +209,8 @@ class LauncherSpec:
     make: Callable[[LaunchRequest], Launcher]
     forks: bool = True
     fixed_size: str = ""
+    coordinate: Callable[[Sequence[str]], Coordinator] | None = None
+    notice: str = ""
     one_host: str = ""
     not_replaced: str = ""
     lost_by_replacement: str = ""
@@ -230,10 +254,6 @@ class LauncherSpec:
         """
         own = {setting.name: setting for setting in self.settings}
         for name in given.keys() - own.keys():
-            if name == "hosts" and self.one_host:
-                raise InvalidArgumentError(
-                    f"launcher {self.name!r} starts its tasks on one host: {self.one_host}"
-                )
             raise InvalidArgumentError(
                 f"{name} is not a setting of launcher {self.name!r}, which has {', '.join(own) or 'none'}: "
                 "leave it out, or choose another launcher"

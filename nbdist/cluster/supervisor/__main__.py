@@ -118,7 +118,9 @@ def start_children(supervisor: SupervisorProcess) -> Callable[[], None] | None:
     if spec.forks:
         preload()
     tasks = plan["tasks"]
-    request = LaunchRequest(len(tasks), connection, folder, plan["timeout"], plan["settings"])
+    request = LaunchRequest(
+        len(tasks), connection, folder, plan["timeout"], plan["settings"], plan.get("address", "")
+    )
     supervisor.launcher = spec.make(request)
     gc.freeze()  # the collector would write to shared pages, and copy them
     try:
@@ -126,7 +128,6 @@ def start_children(supervisor: SupervisorProcess) -> Callable[[], None] | None:
             supervisor.start_task(task, lambda reply: None)
     except ChildProcess as child:
         return child.become
-    supervisor.launcher.all_started(supervisor)
     supervisor.broadcast({"event": "forked", "pids": supervisor.pids()})
     return None
 
@@ -148,7 +149,7 @@ def start_hosts(supervisor: SupervisorProcess) -> Callable[[], None] | None:
     child = supervisor.hosts.fork_relay(start, f"{folder}/log/relay.log")
     if child:
         return child
-    told = {name: plan[name] for name in ("cluster_id", "keys", "timeout")}
+    told = {name: plan[name] for name in ("cluster_id", "keys", "timeout", "launcher")}
     supervisor.hosts.plan = told | {"heads": own_addresses(), "port": port}
     supervisor.copies.copy = partial(copy_files, folder)
     supervisor.hosts.bring_up(plan["hosts"])

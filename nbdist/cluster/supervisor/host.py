@@ -1,8 +1,8 @@
 """`python -m nbdist.cluster.supervisor.host [NAME]`: be the supervisor of a host, of a head elsewhere.
 
 NAME is the host's name in the cluster; without it, Slurm's, or the host's own. The plan is one JSON line on
-standard input: the cluster's id and keys, and the head's addresses and port. The process runs until the
-cluster ends, or the head is not heard any more. What keeps it from starting is one sentence on standard
+standard input: the cluster's id, keys and launcher, and the head's addresses and port. The process runs until
+the cluster ends, or the head is not heard any more. What keeps it from starting is one sentence on standard
 error, "host NAME: ...", with exit code `SENTENCE`.
 """
 
@@ -115,7 +115,8 @@ def _join(
         "folder": folder,
         "connection": answer["connection"],
         "timeout": answer["timeout"],
-        "launcher": "local",
+        "launcher": plan["launcher"],
+        "address": found["address"],
         "settings": {},
         "tasks": [],
     }

@@ -6,6 +6,7 @@ watched through the supervisor of each.
     join ◄───────────────── host: name, cores, GPUs … ───── (through the relay, as all that follows)
     start, signal ───────── rank, environment ────────────► forks, signals
     exit, busy ◄─────────── rank, pid, code, log … ──────── reaps
+    Coordinator ◄─────────► launcher: a message ◄─────────► Launcher
 
 A request to a host is answered later, so each has a function that takes the answer. A host that is lost
 answers all of them with an error, and its tasks count as ended.
@@ -37,7 +38,7 @@ from nbdist.cluster.time_limits import save_time
 from nbdist.json_values import listed, mapping, number, text
 
 if TYPE_CHECKING:
-    from nbdist.cluster.launchers.spec import HostCommand
+    from nbdist.cluster.launchers.spec import Coordinator, HostCommand
     from nbdist.cluster.supervisor.process import SupervisorProcess
 
 Reply = dict[str, Any]
@@ -94,6 +95,7 @@ class Hosts:
         self._brought_up = 0.0  # when the first command was started, in seconds since 1970
         self._periods = 0  # grace periods that have passed since the cluster was to end
         self.relay = 0  # the pid of the relay's process
+        self._coordinator: Coordinator | None = None
 
     def fork_relay(self, run: Callable[[], None], log: str) -> Callable[[], None] | None:
         """Fork the relay's process; return None, and in the child the function that it has to call."""
@@ -184,6 +186,44 @@ class Hosts:
                         mark_busy(self._supervisor.folder, rank, run)
                     else:
                         unmark_busy(self._supervisor.folder, rank)
+            case "launcher" if self._coordinator is not None:
+                try:
+                    messages = self._coordinator.receive(host.name, message["message"])
+                except Exception as error:
+                    self._supervisor.stop(f"host {host.name}: {error}")
+                else:
+                    self._tell(messages, lambda reply: None)
+
+    def coordinate(self, places: Sequence[str], answered: Answered) -> None:
+        """Make the launcher's `Coordinator` of a new cluster, and have it tell the hosts what they need.
+
+        ``places`` are the hosts of the tasks, by rank; ``answered`` takes the error of one that refuses.
+        """
+        spec = self._supervisor.launcher_spec
+        if spec is None or spec.coordinate is None:
+            answered({})
+            return
+        self._coordinator = spec.coordinate(places)
+        self._tell(self._coordinator.begin(), answered)
+
+    def _tell(self, messages: Mapping[str, Any], answered: Answered) -> None:
+        """Send messages to launchers, by their hosts' names; ``answered`` is called once, at the end."""
+        left, errors = set(messages), list[str]()
+
+        def take(name: str, reply: Reply) -> None:
+            if "error" in reply:
+                errors.append(f"host {name}: {reply['error']}")
+            left.discard(name)
+            if not left:
+                answered({"error": "; ".join(errors)} if errors else {})
+
+        for name, message in messages.items():
+            if (host := self.by_name.get(name)) is None:
+                take(name, {"error": "it is not there"})
+            else:
+                self.ask(host, "launcher", partial(take, name), message=message)
+        if not messages:
+            answered({})
 
     def ask(self, host: RemoteHost, request: str, answered: Answered, **entries: Any) -> None:
         """Send a request to a host; ``answered`` takes the reply, which has "error" if it failed."""

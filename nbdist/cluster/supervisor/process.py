@@ -22,12 +22,12 @@ one that does not fork adds its processes with `SupervisorProcess.add_child`.
 A message is one JSON object per line.
 
     requests    status, watch, usage, used, signal, stacks, ready, stop; those that change the membership
-                (`ChangeLock`); with other hosts (`Hosts`) bring_up, refuse_hosts, start
+                (`ChangeLock`); with other hosts (`Hosts`) bring_up, refuse_hosts, place, start
     events      started, forked, exit (rank, pid, code or signal, end of the log), roster, stopping; with
                 other hosts hosts, host, host_lost, waiting, command_ended, next_job
 
 The supervisor of another host is a client of the head's, with the request host, and answers the head's
-requests start, signal, stacks, measure, ping and stop; its events are exit and busy.
+requests start, signal, stacks, measure, launcher, ping and stop; its events are exit, busy and launcher.
 
 **Failure detection.** Each process is watched by one other, and none of them polls:
 
@@ -247,6 +247,10 @@ class SupervisorProcess:
         pid = next((pid for pid, has in self.children.items() if has == rank), None)
         answered({"sent": pid is not None and send_signal(pid, number)})
 
+    def tell_coordinator(self, message: Any) -> None:
+        """Send a message of this host's launcher to the `Coordinator`, which the head has."""
+        self.broadcast({"event": "launcher", "message": message})
+
     def kill_tasks(self, pids: Mapping[int, int]) -> None:
         """Kill the processes of tasks, by rank, that still have these pids."""
         living = self.pids()
@@ -356,6 +360,12 @@ class SupervisorProcess:
                 self.plan["tasks"] = [*others, task]
                 self.hosts.note_tasks()
                 self.start_task(task, answered)
+            case "place":
+                self.hosts.coordinate([str(host) for host in request["places"]], answered)
+            case "launcher":  # of the head
+                assert self.launcher is not None
+                self.launcher.receive(self, request["message"])
+                answered({})
             case "replace" | "scale_up" | "scale_down" | "fork" | "commit" | "abort":
                 self.idle_timeout.used = time.monotonic()
                 self.changes.answer(request, client, answered)

@@ -30,9 +30,10 @@ from nbdist.cluster.folder import folder_of_task
 from nbdist.cluster.supervisor.process import short_path
 from nbdist.errors import FailedPreconditionError
 from nbdist.frameworks.base import Framework, Place, host_of, import_on_a_thread
-from nbdist.frameworks.connections import close_listeners, is_lost_connection, shut_down_accepted, sockets
+from nbdist.frameworks.connections import is_lost_connection, shut_down_accepted
 from nbdist.frameworks.patches import Patches
 from nbdist.runtime.groups import World
+from nbdist.wire.sockets import close_listeners, sockets
 
 NO_PROXY, NO_PROXIES = "no_grpc_proxy", "no_proxy"  # gRPC reads the second one only without the first
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm7_plugin")  # JAX without one computes on CPUs

@@ -21,16 +21,11 @@ from typing import Any
 
 from nbdist.errors import AbortedError, FailedPreconditionError
 from nbdist.frameworks.base import Framework, Place, import_on_a_thread
-from nbdist.frameworks.connections import (
-    close_listeners,
-    is_lost_connection,
-    made_since,
-    shut_down_accepted,
-    sockets,
-)
+from nbdist.frameworks.connections import is_lost_connection, made_since, shut_down_accepted
 from nbdist.frameworks.torch.store import connect_store, rendezvous_at
 from nbdist.runtime.groups import World
 from nbdist.wire.rpc.client import Peer
+from nbdist.wire.sockets import close_listeners, sockets
 
 
 class Torch(Framework):

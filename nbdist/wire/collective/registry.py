@@ -38,13 +38,14 @@ class CollectiveSpec:
     """The properties of a collective that the rest of the system uses.
 
     ``make`` returns a rank's endpoint for a new group. ``single``: for one rank only. ``one_host``: for ranks
-    on one host.
+    on one host. ``takes_none``: why a process that starts later can be in no group, empty if it can.
     """
 
     name: str
     make: Callable[[Member], Endpoint]
     single: bool = False
     one_host: bool = False
+    takes_none: str = ""
 
 
 def _over_gpus(member: Member) -> Endpoint:
@@ -59,7 +60,7 @@ COLLECTIVES: dict[str, CollectiveSpec] = {
         CollectiveSpec("ring", RingEndpoint),
         CollectiveSpec("hierarchical", HierarchicalEndpoint),
         CollectiveSpec("nccl", _over_gpus),
-        CollectiveSpec("mpi", MpiEndpoint),
+        CollectiveSpec("mpi", MpiEndpoint, takes_none="an MPI world takes no new process"),
     )
 }
 

@@ -25,7 +25,7 @@ import numpy as np
 from collective_worlds import members
 from fake_cupy import DeviceArray, FakeCupy
 
-from nbdist.cluster.launchers.mpi import ProcessManager
+from nbdist.cluster.launchers.mpi import HostRanks, ProcessManager
 from nbdist.wire.collective.call import is_on_device
 
 SECONDS = 30.0
@@ -36,7 +36,7 @@ class MpiWorld:
     """A world of processes that `start` starts; a thread of this process answers their MPI requests."""
 
     def __init__(self, ranks: int) -> None:
-        self._manager = ProcessManager(ranks)
+        self._manager = ProcessManager(HostRanks.alone(ranks))
         self._left = ranks
         self._thread = threading.Thread(target=self._answer, daemon=True)
 
@@ -45,9 +45,9 @@ class MpiWorld:
         descriptors = (self._manager.descriptor(rank), *options.pop("pass_fds", ()))
         environment = {**os.environ, **self._manager.environment(rank)}
         started = subprocess.Popen(command, env=environment, pass_fds=descriptors, **options)
+        self._manager.hand_over(rank)
         self._left -= 1
         if not self._left:
-            self._manager.hand_over()
             self._thread.start()
         return started
 

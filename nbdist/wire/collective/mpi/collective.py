@@ -180,7 +180,7 @@ class MpiEndpoint(Endpoint):
         here = [rank for rank, host in enumerate(member.hosts) if host == member.hosts[member.rank]]
         monitor = ProcessMonitor({rank: infos[rank]["pid"] for rank in here})
         group = MpiCollective(
-            member, MpiTransport(world.mpi, world.comm, member, ranks, monitor, self._remote)
+            member, MpiTransport(world.mpi, world.comm, member, ranks, monitor, self._remote, world.links)
         )
         group.notes += [
             f"the end of {member.labels[rank]} cannot be detected: its process is not visible here"

@@ -22,6 +22,7 @@ import numpy as np
 from nbdist.errors import UnavailableError
 from nbdist.machine import count_cores
 from nbdist.wire.collective.base import AbortCheck, GroupBroken, GroupFailure, Member
+from nbdist.wire.collective.mpi.links import Links
 from nbdist.wire.collective.shm.sync import ProcessMonitor
 from nbdist.wire.ordering import yield_core
 from nbdist.wire.rpc.client import Peer
@@ -55,6 +56,7 @@ class MpiTransport:
         ranks: Sequence[int],
         monitor: ProcessMonitor,
         remote: RemoteLiveness,
+        links: Links,
     ) -> None:
         with _freeing:
             _open_transports.append(self)
@@ -62,10 +64,10 @@ class MpiTransport:
         self._memory: list[Array] = []
         self._mpi, self._comm, self._ranks, self._labels = mpi, comm, list(ranks), member.labels
         self.others = [other for other in range(len(ranks)) if other != member.rank]
-        self._monitor, self.remote, self.abort_check = monitor, remote, AbortCheck()
+        self._monitor, self.remote, self._links, self.abort_check = monitor, remote, links, AbortCheck()
         tags = mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) or LEAST_TAGS - 1
         self._tag = member.incarnation % (tags // TAGS) * TAGS  # keeps groups apart
-        self.control = ControlMessages(mpi, comm, member, ranks, self._tag + CONTROL, self.row(ROOM))
+        self.control = ControlMessages(mpi, comm, member, ranks, self._tag + CONTROL, self.row(ROOM), links)
         self._spins = SPINS if len(ranks) <= count_cores(others=monitor.pids) else 1
         self._testall: Callable[[list[Any]], bool] = mpi.Request.Testall
         self._requests: list[Any] = []  # with, for each request, its rank and whether it is a receive
@@ -105,6 +107,9 @@ class MpiTransport:
 
     def send(self, row: Array, rank: int, kind: int = DATA) -> None:
         """Start to send a row to a rank; the row may be changed once `finish` has returned."""
+        if self._links.is_lost(self._ranks[rank]):  # the send would not return
+            self.check_control()
+            raise self._lost(rank)
         self._requested += 1
         request = self._comm.Isend([row, self._mpi.BYTE], self._ranks[rank], self._tag + kind)
         self._requests.append(request)
@@ -162,7 +167,7 @@ class MpiTransport:
         self.control.receive_pending()
         unfinished = [request for request in self._requests if request and not request.Test()]
         lost = self._requested - len(self._requests)
-        ended = self.control.left.keys() | set(self._monitor.dead())
+        ended = self.control.left.keys() | {*self._monitor.dead(), *self._lost_ranks()}
         if unfinished or lost or not self.control.are_sent() or not ended.issuperset(self.others):
             return False
         self.control.close()
@@ -198,14 +203,22 @@ class MpiTransport:
                 return broken
             except self._mpi.Exception:  # the same error again
                 pass
-            remote = self.remote.lost_rank()
-            dead = [*self._monitor.dead(), *([remote] if remote is not None else [])]
-            for rank in dead:
+            for rank in [*self._monitor.dead(), *self._lost_ranks()]:
                 if rank not in self.control.left:
                     what = f"{self._labels[rank]} has died during {self.doing()}"
                     return GroupBroken.by("TaskDiedError", what)
             time.sleep(LONGEST_SLEEP)
         return GroupBroken.by("UnavailableError", f"MPI failed in {self.doing()}: {error}")
+
+    def _lost(self, rank: int) -> GroupBroken:
+        what = f"the connection to {self._labels[rank]} was lost during {self.doing()}"
+        return GroupBroken.by("UnavailableError", what)
+
+    def _lost_ranks(self) -> list[int]:
+        """Return the ranks of other hosts whose connection to this rank is lost; never waits."""
+        lost = [rank for rank in self.others if self._links.is_lost(self._ranks[rank])]
+        remote = self.remote.lost_rank()
+        return lost if remote is None or remote in lost else [*lost, remote]
 
     def check(self, requests: list[Any] | None = None) -> None:
         """Raise the abort check's error, or GroupBroken if the group is broken or after the time limit."""
@@ -238,11 +251,10 @@ class MpiTransport:
                 self.check_control()  # it may have announced the reason
                 what = f"{self._labels[rank]} has died during {self.doing()}"
                 raise GroupBroken.by("TaskDiedError", what)
-        remote = self.remote.lost_rank()
-        if remote is not None and remote not in self.control.left and remote in self._waiting(requests):
-            self.check_control()
-            what = f"the connection to {self._labels[remote]} was lost during {self.doing()}"
-            raise GroupBroken.by("UnavailableError", what)
+        for rank in self._lost_ranks():
+            if rank not in self.control.left and rank in self._waiting(requests):
+                self.check_control()
+                raise self._lost(rank)
         for rank in self._monitor.frozen() if also_frozen else ():
             what = f"{self._labels[rank]} is frozen during {self.doing()}"
             raise GroupBroken.by("UnavailableError", what)
@@ -282,9 +294,9 @@ class ControlMessages:
     """
 
     def __init__(
-        self, mpi: Any, comm: Any, member: Member, ranks: Sequence[int], tag: int, row: Array
+        self, mpi: Any, comm: Any, member: Member, ranks: Sequence[int], tag: int, row: Array, links: Links
     ) -> None:
-        self._mpi, self._comm, self._tag = mpi, comm, tag
+        self._mpi, self._comm, self._tag, self._links = mpi, comm, tag, links
         self._ranks, self._incarnation = list(ranks), member.incarnation
         self._others = [number for rank, number in enumerate(ranks) if rank != member.rank]
         self.failure: GroupFailure | None = None
@@ -349,7 +361,7 @@ class ControlMessages:
         row = np.frombuffer(words.tobytes() + text, np.uint8)
         requests: list[Any] = []
         self._sent.append((requests, row))  # before the sends, so that the row stays alive in any case
-        for rank in self._others:
+        for rank in [one for one in self._others if not self._links.is_lost(one)]:
             with suppress(self._mpi.Exception):  # the rank has ended
                 requests.append(self._comm.Isend([row, self._mpi.BYTE], rank, self._tag))
         for _ in range(TRIES):

@@ -16,12 +16,13 @@ import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nbdist.errors import FailedPreconditionError, MissingExtra
 from nbdist.wire.collective.base import Member
+from nbdist.wire.collective.mpi.links import Links
 from nbdist.wire.collective.mpi.transport import stop_receiving
 from nbdist.wire.shm import shared_folder
 
@@ -34,11 +35,15 @@ _entering = threading.Lock()
 
 @dataclass(frozen=True)
 class MpiWorld:
-    """The world that this process has entered: mpi4py's MPI, our communicator of all ranks, and a name."""
+    """The world that this process has entered: mpi4py's MPI, our communicator of all ranks, and a name.
+
+    ``links`` are watched connections to other hosts, in a world of launcher "mpi".
+    """
 
     mpi: Any
     comm: Any
     name: str
+    links: Links = field(default_factory=Links)
 
 
 def enter_world(finalize: bool = True) -> MpiWorld:
@@ -76,13 +81,14 @@ def _enter(finalize: bool) -> MpiWorld:
     # Messages of other code on COMM_WORLD, with any tag, must not mix with ours. One communicator serves all
     # groups, because Dup blocks until all ranks call it, and neither interrupts nor aborts can end that.
     comm = MPI.COMM_WORLD.Dup()
-    name: str = comm.bcast(secrets.token_hex(8))
+    name = bytearray(secrets.token_bytes(8))
+    comm.Bcast(name)  # not `bcast`, which unpickles what it receives
     if not finalize:
         _remove_names()
     elif mpi4py.rc.finalize is not False:
         # mpi4py would finalize later, after Python has freed memory that messages may still arrive in.
         atexit.register(_finalize, MPI)
-    return MpiWorld(MPI, comm, name)
+    return MpiWorld(MPI, comm, name.hex())
 
 
 def _remove_names() -> None:
