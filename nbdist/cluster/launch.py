@@ -411,7 +411,12 @@ class _Startup:
             if self.wanted.room(joined) >= least or self.wanted.room(possible) < least:
                 decided = min(decided, time.monotonic())
         reports = {name: supervisor.hosts[name] for name in self.hosts if name in supervisor.hosts}
-        self.refused, notes = judge_joined(reports, software(CORE), named=bool(self.asked.get("hosts")))
+        self.refused, notes = judge_joined(
+            reports,
+            software([*CORE, *self.launcher.packages]),
+            named=bool(self.asked.get("hosts")),
+            needs=self.launcher.needs,
+        )
         joined = [name for name in reports if name not in self.refused]
         if self.wanted.room(joined) < self.wanted.least:
             self._raise_missing(reports)

@@ -43,7 +43,8 @@ ROOT = Path(__file__).parent.parent.parent
 GB = 1 << 30
 FACTS: dict[str, Any] = {
     "python": {"version": "3.11.7", "executable": "/env/bin/python"},
-    "versions": {"nbdist": "0.2.0", "numpy": "2.4.6", "ipyparallel": "9.2.0", "pyzmq": "27.3.0"},
+    "versions": {"nbdist": "0.2.0", "numpy": "2.4.6", "ipyparallel": "9.2.0", "pyzmq": "27.3.0"}
+    | {"mpich": "5.0.2"},
     "nbdist": True,
     "home": {"path": "/home/me/nbdist", "owner": 7, "user": 7, "open": False, "total": 9 * GB, "free": GB},
     "shm": {"total": 8 * GB, "free": 8 * GB},
@@ -55,6 +56,7 @@ FACTS: dict[str, Any] = {
 HERE = Examined("", FACTS)
 GPUS = Wanted(gpus=True)
 EXTRAS = Wanted(extras={"sweep": ["optuna"]})
+MPI = Wanted(extras={"mpi": ["mpich"]}, same=["mpich"])
 
 
 def changed(**facts: Any) -> dict[str, Any]:
@@ -86,6 +88,8 @@ SAMPLES: list[tuple[str, Examined, Wanted, str]] = [
     ("missing package", host(versions={"numpy": None, "pyzmq": None}), Wanted(), "pip install numpy pyzmq"),
     ("another version", host(versions={"numpy": "1.26.0"}), Wanted(), "pip install numpy==2.4.6"),
     ("missing extra", host(), EXTRAS, '-m pip install "nbdist[sweep]"'),
+    ("another version", host(versions={"mpich": "4.3.2"}), MPI, "it has mpich 4.3.2, and this host 5.0.2"),
+    ("missing extra", host(versions={"mpich": None}), MPI, '-m pip install "nbdist[mpi]"'),
     ("home silent", host(home={"error": "no answer within 3 s"}), Wanted(), "(no answer within 3 s)"),
     ("home not writable", READ_ONLY, Wanted(), "Read-only"),
     ("home of another user", host(home={"owner": 8}), Wanted(), "user 8 owns it"),

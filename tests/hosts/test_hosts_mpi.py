@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from actors import Actor
@@ -39,6 +41,25 @@ def test_two_hosts_are_one_world_that_outlives_a_rank(client: Actor, ssh_hosts: 
     client.do(do="stop")
     for host in ssh_hosts.names:
         assert not [*ssh_hosts.path(host, "/dev/shm").iterdir()]
+
+
+@exhaustive
+def test_a_rank_that_dies_while_mpi_starts_ends_the_start(
+    client: Actor, ssh_hosts: SshHosts, tmp_path: Path
+) -> None:
+    for name, text in {"mpi4py": "raise ImportError", "MPI": "import os; os.kill(os.getpid(), 9)"}.items():
+        folder = tmp_path / name / "mpi4py"
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text(text)
+        path = f"{folder.parent}:{ssh_hosts.environment('host2').get('PYTHONPATH', '')}"
+        ssh_hosts.restart_sshd("host2", environment={"PYTHONPATH": path})
+        error, said = client.do(**START)
+        assert error == "UnavailableError"
+        assert said.startswith("/job:worker/task:2 (pid ")
+        assert ("mpi4py is missing" if name == "mpi4py" else "killed by SIGKILL") in said
+    # The ranks of host1 were waiting in MPI's initialisation.
+    until(lambda: not traces(ssh_hosts, "host1") and not traces(ssh_hosts, "host2"), limit(LOST_SECONDS))
+    assert not [*ssh_hosts.path("host1", "/dev/shm").iterdir()]
 
 
 @exhaustive

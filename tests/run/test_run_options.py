@@ -106,6 +106,10 @@ def test_a_selection_says_what_it_selects(numbers: list[int]) -> None:
         ({"ps_replicas": 2}, "--ps-replicas is 0 or 1, got 2"),
         ({"fetch": ("a", "b c")}, "--fetch takes names of variables, such as --fetch x,y; got 'b c'"),
         (
+            {"strategy": "multi_worker", "collective": "mpi", "max_restarts": 2},
+            "--max-restarts 2 with --collective mpi: an MPI world takes no new process, .* --collective ring",
+        ),
+        (
             {"strategy": "central", "max_restarts": 2},
             "--max-restarts 2 belongs to --strategy .*multi_worker.*; central replaces no workers: drop it",
         ),

@@ -32,12 +32,14 @@ class Wanted:
     - ``extras``: the packages of each extra of nbdist that is asked for, by its name
     - ``python``: the command of Python there
     - ``hosts``: the number of hosts beside this one
+    - ``same``: further packages whose versions must be those of this host, where both have them
     """
 
     gpus: bool = False
     extras: Mapping[str, Sequence[str]] = field(default_factory=dict)
     python: str = "python"
     hosts: int = 1
+    same: Sequence[str] = ()
 
     @property
     def packages(self) -> list[str]:
@@ -108,7 +110,7 @@ CORE = ("nbdist", "numpy", "ipyparallel", "pyzmq")
 # What a start looks at: a host's supervisor before it joins, the client when it has joined, and what does not
 # keep a host from having tasks.
 FOLDER = ("home silent", "home not writable", "home of another user", "quota", "disk full")
-REFUSED = ("same machine", "another Python", "another nbdist", "another version")
+REFUSED = ("same machine", "another Python", "another nbdist", "another version", "missing extra")
 NOTED = ("no /dev/shm", "small /dev/shm", "full /dev/shm", "clock")
 
 NO_PYTHON = Problem(
@@ -151,13 +153,19 @@ def sentence(host: Examined, findings: Sequence[Finding]) -> str:
 
 
 def judge_joined(
-    reports: Mapping[str, Mapping[str, Any]], software: Mapping[str, Any], *, named: bool = True
+    reports: Mapping[str, Mapping[str, Any]],
+    software: Mapping[str, Any],
+    *,
+    named: bool = True,
+    needs: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return why hosts that have joined cannot have tasks, and notes on others; both by their names.
 
     - ``reports``: what their supervisors say of themselves, by their names
     - ``software``: what `observe.software` returns on this host
     - ``named``: whether the user has named them: then two names may be one machine's
+    - ``needs``: the packages of extras that they need beside, in the versions of this host, by extra; those
+      that this host does not have are left out
 
     >>> software = {"python": {"version": "3.11.7"}, "versions": {"nbdist": "0.2.0"}}
     >>> good = {"identity": "1", "facts": {**software, "shm": {"total": 8 << 30}}}
@@ -169,18 +177,20 @@ def judge_joined(
     'host c: its /dev/shm has 64 MiB, as a container by default; start the container with --shm-size=8g'
     """
     here = Examined("", software)
+    extras = {extra: [name for name in names if here.version(name)] for extra, names in (needs or {}).items()}
+    wanted = Wanted(extras=extras, same=[name for names in extras.values() for name in names])
     seen: dict[str, str] = {}
     refused, notes = {}, {}
     for name, report in reports.items():
         facts, ahead = mapping(report.get("facts")), number(report.get("ahead")) or 0.0
         identity = text(report.get("identity")) if named else ""
         host = Examined(name, facts, clock=ahead, twin=seen.get(identity, ""))
-        if found := judge(host, here, Wanted(), REFUSED):
+        if found := judge(host, here, wanted, REFUSED):
             refused[name] = sentence(host, found)
             continue
         if identity:
             seen[identity] = name
-        if found := judge(host, here, Wanted(), NOTED):
+        if found := judge(host, here, wanted, NOTED):
             notes[name] = sentence(host, found)
     return refused, notes
 
@@ -219,7 +229,7 @@ def _missing(host: Examined, here: Examined, wanted: Wanted) -> Values | None:
 
 
 def _another_version(host: Examined, here: Examined, wanted: Wanted) -> Values | None:
-    for name in SHARED:
+    for name in (*SHARED, *wanted.same):
         theirs, ours = host.version(name), here.version(name)
         if (
             name not in ("python", "nbdist")

@@ -41,6 +41,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbdist.cluster.hosts import Host
@@ -48,7 +49,7 @@ from nbdist.cluster.launchers import ssh
 from nbdist.cluster.launchers.local import ForkLauncher
 from nbdist.cluster.launchers.spec import Coordinator, LauncherSpec, LaunchRequest
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, MissingExtra, UnavailableError
-from nbdist.wire.collective.mpi.world import MpiWorld, enter_world
+from nbdist.wire.collective.mpi.world import MpiWorld, enter_world, segments_of
 from nbdist.wire.sockets import sockets
 
 if TYPE_CHECKING:
@@ -115,11 +116,16 @@ class MpiLauncher(ForkLauncher):
         become, manager = super().start(supervisor, rank, environment, log), self.manager
         if become is None and manager is not None and manager.awaits(rank):
             manager.hand_over(rank)
+            pid = next(pid for pid, has in supervisor.children.items() if has == rank)
+            segments: set[str] = set()  # a rank removes them when it has started; one that is killed does not
 
             def answer(connection: socket.socket) -> None:
                 descriptor = connection.fileno()
+                segments.update(segments_of(pid))
                 if not manager.answer(connection):
                     supervisor.selector.unregister(descriptor)
+                    for path in segments:
+                        Path(path).unlink(missing_ok=True)
 
             supervisor.selector.register(manager.connections[rank], selectors.EVENT_READ, answer)
         return become
@@ -463,6 +469,7 @@ SPEC = LauncherSpec(
     lost_by_replacement="is no longer in the MPI world, which cannot add processes: collective 'mpi' needs a "
     "new cluster (%cluster stop, %cluster start --launcher mpi)",
     check=require_mpi,
+    needs={"mpi": ("mpi4py", "mpich")},
     settings=ssh.SPEC.settings,
     hosts=mpi_hosts,
     commands=ssh.ssh_commands,

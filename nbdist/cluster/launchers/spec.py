@@ -189,6 +189,7 @@ class LauncherSpec:
     - ``lost_by_replacement``: what a replaced task can no longer do, for the user; "" for nothing
     - ``check()`` raises MissingExtra if a package that it needs is not installed, FailedPreconditionError if
       a program is not
+    - ``needs``: the packages of extras of nbdist that hosts need, by extra, in the versions of the client's
     - ``settings``: what a user can set of it
     - ``fits(settings)`` returns why launcher "auto" takes it with these settings, in this environment; "" if
       it does not
@@ -215,6 +216,7 @@ class LauncherSpec:
     not_replaced: str = ""
     lost_by_replacement: str = ""
     check: Callable[[], None] = field(default=lambda: None)
+    needs: Mapping[str, Sequence[str]] = field(default_factory=dict)
     settings: tuple[LauncherSetting, ...] = ()
     tries_again: bool = False
     timed: bool = False
@@ -223,6 +225,11 @@ class LauncherSpec:
     hosts: Callable[[Mapping[str, Any]], tuple[Host, ...]] = field(default=lambda settings: ())
     commands: Callable[[Mapping[str, Any], Sequence[str]], tuple[HostCommand, ...]] = no_commands
     explain: Callable[[str, int, str], str] = why_command_ended
+
+    @property
+    def packages(self) -> list[str]:
+        """The names of the packages of ``needs``."""
+        return [name for names in self.needs.values() for name in names]
 
     def is_installed(self) -> bool:
         """Return whether this host has the packages that the launcher needs."""

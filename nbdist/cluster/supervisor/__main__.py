@@ -150,7 +150,9 @@ def start_hosts(supervisor: SupervisorProcess) -> Callable[[], None] | None:
     if child:
         return child
     told = {name: plan[name] for name in ("cluster_id", "keys", "timeout", "launcher")}
-    supervisor.hosts.plan = told | {"heads": own_addresses(), "port": port}
+    assert supervisor.launcher_spec is not None
+    packages = supervisor.launcher_spec.packages
+    supervisor.hosts.plan = told | {"heads": own_addresses(), "port": port, "packages": packages}
     supervisor.copies.copy = partial(copy_files, folder)
     supervisor.hosts.bring_up(plan["hosts"])
     return None

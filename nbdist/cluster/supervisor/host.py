@@ -1,9 +1,9 @@
 """`python -m nbdist.cluster.supervisor.host [NAME]`: be the supervisor of a host, of a head elsewhere.
 
 NAME is the host's name in the cluster; without it, Slurm's, or the host's own. The plan is one JSON line on
-standard input: the cluster's id, keys and launcher, and the head's addresses and port. The process runs until
-the cluster ends, or the head is not heard any more. What keeps it from starting is one sentence on standard
-error, "host NAME: ...", with exit code `SENTENCE`.
+standard input: the cluster's id, keys and launcher, the head's addresses and port, and the packages whose
+versions it reports. The process runs until the cluster ends, or the head is not heard any more. What keeps it
+from starting is one sentence on standard error, "host NAME: ...", with exit code `SENTENCE`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _join(
             "topology": describe_topology(gpus),
             "versions": own_versions(),
             "pid": os.getpid(),
-            "facts": {**software(CORE), "shm": shared_memory()},
+            "facts": {**software([*CORE, *plan["packages"]]), "shm": shared_memory()},
             "clock": time.time(),
         }
         relay.sendall(json.dumps({"id": 1, "request": "host", "report": report}).encode() + b"\n")

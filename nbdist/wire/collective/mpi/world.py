@@ -84,20 +84,21 @@ def _enter(finalize: bool) -> MpiWorld:
     name = bytearray(secrets.token_bytes(8))
     comm.Bcast(name)  # not `bcast`, which unpickles what it receives
     if not finalize:
-        _remove_names()
+        for path in segments_of(os.getpid()):  # all ranks have it open, and it is freed when they end
+            Path(path).unlink(missing_ok=True)
     elif mpi4py.rc.finalize is not False:
         # mpi4py would finalize later, after Python has freed memory that messages may still arrive in.
         atexit.register(_finalize, MPI)
     return MpiWorld(MPI, comm, name.hex())
 
 
-def _remove_names() -> None:
-    """Remove the names of MPI's shared memory: all ranks have it open, and it is freed when they end."""
+def segments_of(pid: int) -> set[str]:
+    """Return the paths of the shared memory that MPI has opened in a process; none of one that has ended."""
     with suppress(OSError):
-        paths = (line.partition("/")[2] for line in Path("/proc/self/maps").read_text().splitlines())
-        for path in {f"/{path}" for path in paths if path}:
-            if is_segment(path, os.getpid()):
-                Path(path).unlink(missing_ok=True)
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        paths = {f"/{line.partition('/')[2]}" for line in lines if "/" in line}
+        return {path for path in paths if is_segment(path, pid)}
+    return set()
 
 
 def is_segment(path: str, pid: int) -> bool:
