@@ -140,12 +140,12 @@ def stacks(task: str | None, cluster_id: str | None, **options: Any) -> Answer:
 
 
 @click.command()
-@click.argument("task", metavar="worker:1")
+@click.argument("task", metavar="TASK")
 @of_cluster
 @with_flags(DEBUG_FLAGS)
 @answers
 def debug(task: str, cluster_id: str | None, **options: Any) -> Answer:
-    """List the frames of the body that failed last on a task; show the values of one, or evaluate there.
+    """List the frames of the body that failed last on TASK (worker:1); show values of one, or evaluate there.
 
     A task keeps them until its next body begins, or its process ends.
     """

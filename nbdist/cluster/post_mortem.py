@@ -330,12 +330,11 @@ class PostMortem:
             f"{n:>3}  {frame.row(code)}"
             for n, (frame, code) in enumerate(zip(self.frames, self.codes, strict=True))
         ]
-        hint = f"%cluster debug {self.task}"
         return "\n".join([
             f"{self.task} failed in run {self.run}: {self.error}",
             *numbered,
-            f"values of frame {self.chosen}: {hint} --locals; of another one: --frame N --locals",
-            f'an expression there: {hint} -e "..."',
+            f"values of frame {self.chosen}: --locals; of another one: --frame N --locals",
+            'an expression there: -e "..."',
         ])  # fmt: skip
 
     def _values(self, values: Mapping[str, str]) -> str:

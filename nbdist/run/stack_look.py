@@ -1,10 +1,13 @@
 """Where tasks of a run are that hang: `StackLook` reads it once, `SilentTasks` while tasks send nothing.
 
+`StepWatch` notices that no task makes a step: one hangs, and the others wait for it and are not silent.
+
 A look takes a tenth of a second, and seconds on a busy host, so it has a thread: no poll of a run waits.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence, Set
@@ -14,6 +17,7 @@ from nbdist.run.protocols import RunTasks
 
 MOST_TASKS = 8  # of one look
 LOOK_SECONDS = 3.0  # for a host to answer
+STALLED_SECONDS = 20.0  # without a step of a fit
 AGAIN_SECONDS = 10.0  # between two looks at a task that stays silent
 
 
@@ -68,3 +72,34 @@ class SilentTasks:
             self._due = self._clock() + AGAIN_SECONDS
             self._look = StackLook(self._cluster, sorted(silent))
         return dict(self._places)
+
+
+class StepWatch:
+    """Notices that a fit makes no steps; ``clock`` returns seconds.
+
+    >>> now = 0.0
+    >>> watch = StepWatch(lambda: now)
+    >>> watch.stalled(7, trains=True)
+    ''
+    >>> now = 21.0
+    >>> watch.stalled(7, trains=True)
+    'no step for more than 20 s: %cluster stacks shows where the workers are'
+    >>> watch.stalled(7, trains=False), watch.stalled(7, trains=True), watch.stalled(8, trains=True)
+    ('', '', '')
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._steps, self._since = 0, -math.inf
+
+    def stalled(self, steps: int, trains: bool) -> str:
+        """Return a note if the sum of all ``steps`` is what it was for long; "" if not.
+
+        ``trains`` is whether steps are to be expected: not during a pause, for example.
+        """
+        now = self._clock()
+        if steps != self._steps or not trains or not steps:
+            self._steps, self._since = steps, now
+        if now - self._since < STALLED_SECONDS:
+            return ""
+        return f"no step for more than {STALLED_SECONDS:.0f} s: %cluster stacks shows where the workers are"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 from waiting import until
 
 from nbdist.cluster.stacks import Frame, Stacks, TaskStack, Thread
 from nbdist.errors import UnavailableError
+from nbdist.run.recovery.member import Body
 from nbdist.run.recovery.shutdown import StuckTaskReplacer
-from nbdist.run.stack_look import AGAIN_SECONDS, SilentTasks, StackLook
+from nbdist.run.stack_look import AGAIN_SECONDS, STALLED_SECONDS, SilentTasks, StackLook, StepWatch
 from nbdist.runtime.task import TaskInfo
+from nbdist.ui.display.run import RunView
 
 
 class Tasks:
@@ -98,3 +101,24 @@ def test_a_look_that_takes_too_long_holds_no_replacement_back() -> None:
         assert "It was" not in replacer.report
     finally:
         tasks.may_answer.set()
+
+
+def test_the_note_of_the_view_says_where_a_silent_rank_is() -> None:
+    tasks, now = Tasks(), 0.0
+    run = SimpleNamespace(
+        members=SimpleNamespace(infos=tasks.tasks, workers=[SimpleNamespace(body=Body(in_fit=True))]),
+        silent=SilentTasks(tasks),  # type: ignore[arg-type]
+    )
+    view: Any = SimpleNamespace(
+        _run=run, _tasks=[info.name for info in tasks.tasks], _steps=StepWatch(lambda: now)
+    )
+    replicas = [SimpleNamespace(state="running", step=7, slowness=None) for _ in tasks.tasks]
+    standing: Any = SimpleNamespace(state="running", replicas=replicas)
+    assert RunView._note(view, standing, ()) == ""
+    replicas[1].state = "silent"
+    until(lambda: "line 7" in RunView._note(view, standing, ()))
+    assert RunView._note(view, standing, ()) == "worker 1 is silent; worker 1 is at line 7 of the body"
+    replicas[1].state, now = "running", STALLED_SECONDS
+    assert RunView._note(view, standing, ()).startswith("no step for more than 20 s: %cluster stacks shows")
+    standing.state = "paused"
+    assert RunView._note(view, standing, ()) == ""

@@ -127,8 +127,8 @@ class StackProcess:
             return
         self._supervisor.selector.unregister(connection)
         connection.close()
-        with suppress(ProcessLookupError):  # it has ended, or does at once
-            os.kill(self._pid, signal.SIGKILL)
+        with suppress(ProcessLookupError, PermissionError):  # with a py-spy that is left
+            os.killpg(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         self._pid, self._connection = 0, None
         _, answered = self._waiting.popleft()

@@ -31,6 +31,7 @@ from nbdist.run.progress import (
     LEFT,
     LOST,
     RESTARTING,
+    RUNNING,
     SILENT,
     ReplicaStanding,
     Standing,
@@ -38,6 +39,7 @@ from nbdist.run.progress import (
     uneven_data,
 )
 from nbdist.run.run import Run
+from nbdist.run.stack_look import StepWatch
 from nbdist.runtime.task import TaskInfo
 from nbdist.terminal.ansi import OWN, is_stderr, marked
 from nbdist.terminal.transcript import Transcript
@@ -263,7 +265,7 @@ class RunView:
         self._run, self._raises = run, raises  # whether the cell raises the run's error below the view
         self._tasks = run.tasks
         self._events_due = float("-inf")
-        self._objects = DisplayedObjects(run.folder)
+        self._objects, self._steps = DisplayedObjects(run.folder), StepWatch()
         self._gpus: list[object] = []  # the samples of the GPUs that the view has
         self._gpus_due = self._pictures_due = self._input_due = float("-inf")
         self._pictures = 0  # the version of the summaries' pictures that the view has
@@ -359,7 +361,9 @@ class RunView:
         silent = {rank for rank, task in tasks.items() if states.get(task) == SILENT}
         found = self._run.silent.places(silent) if silent else {}
         places = [f"{short_task(tasks[rank])} is {place}" for rank, place in sorted(found.items())]
-        return "; ".join(filter(None, [note_on(standing.replicas, self._tasks, nodes), *places]))
+        trains = standing.state == RUNNING and any(one.body.in_fit for one in self._run.members.workers)
+        stalled = self._steps.stalled(sum(one.step for one in standing.replicas), trains)
+        return "; ".join(filter(None, [note_on(standing.replicas, self._tasks, nodes), *places, stalled]))
 
     def output(self, task: str, text: str) -> None:
         """Append what a task printed."""
