@@ -9,6 +9,7 @@ import { Feed } from './api/feed';
 import { commands } from './commands/plugin';
 import { launcher } from './launcher/plugin';
 import { notebook } from './notebook/plugin';
+import { notifications } from './notifications/plugin';
 import { pages } from './pages/plugin';
 import { liveViews, renderers } from './render/plugin';
 import { INbdistSettings, PLUGIN, Settings } from './settings';
@@ -51,5 +52,5 @@ const settings: JupyterFrontEndPlugin<Settings> = {
   }
 };
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [feed, settings, renderers, liveViews, pages, sidebar, status, commands, notebook, launcher];
+const plugins: JupyterFrontEndPlugin<unknown>[] = [feed, settings, renderers, liveViews, pages, sidebar, status, notifications, commands, notebook, launcher];
 export default plugins;

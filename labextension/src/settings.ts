@@ -12,9 +12,22 @@ export interface SettingValues {
   /** Whether attach code is run when it is inserted. */
   readonly attachRuns: boolean;
   readonly showStatus: boolean;
+  /** Whether the end of a run or sweep that took this many seconds is told; in the browser, too, if the page is hidden. */
+  readonly notify: boolean;
+  readonly notifyAfter: number;
+  readonly notifyBrowser: boolean;
 }
 
-export const DEFAULTS: SettingValues = { workers: 2, ps: 0, flags: '', attachRuns: false, showStatus: true };
+export const DEFAULTS: SettingValues = {
+  workers: 2,
+  ps: 0,
+  flags: '',
+  attachRuns: false,
+  showStatus: true,
+  notify: true,
+  notifyAfter: 60,
+  notifyBrowser: true
+};
 
 export const PLUGIN = 'nbdist:plugin';
 

@@ -122,6 +122,8 @@ class RunFile:
     """The id of the run whose training it continues; empty if it began one."""
     restarts: Sequence[Mapping[str, Any]] = field(default_factory=list)
     """Workers that were lost and replaced: the task, how and when, the new process, and where it joined."""
+    losses: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    """Tasks that were lost while the run continued, replaced or not: the task, how and when."""
     resizes: Sequence[Mapping[str, Any]] = field(default_factory=list)
     """Workers that were added or have left: the task, when, and the step at which it joined or left."""
     devices: Sequence[Mapping[str, Any]] = field(default_factory=list)
@@ -266,7 +268,7 @@ _VALID: Mapping[str, _Rule] = {
     "versions": _OBJECT, "cluster": _OBJECT, "options": _OBJECT,
     "trained": (lambda value: value is None or isinstance(value, bool), "true, false or null"),
     "paused": (_is_time, "a number of seconds"), "resumed_from": _TEXT,
-    "restarts": _OBJECTS, "resizes": _OBJECTS, "devices": _OBJECTS,
+    "restarts": _OBJECTS, "losses": _OBJECTS, "resizes": _OBJECTS, "devices": _OBJECTS,
 }  # fmt: skip
 
 

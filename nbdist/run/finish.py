@@ -217,7 +217,11 @@ def write(
             return False
         # Another client, the owner of the run, may have replaced tasks or added workers.
         record = dataclasses.replace(
-            record, cluster=written.cluster, restarts=written.restarts, resizes=written.resizes
+            record,
+            cluster=written.cluster,
+            restarts=written.restarts,
+            losses=written.losses,
+            resizes=written.resizes,
         )
     members, store = followed.members, followed.store
     ended = ended_at(record, members.outcomes)

@@ -127,7 +127,7 @@ class Run(Labelled):
             printed=lambda task, text: self._follower.show(lambda view: view.output(task, text)),
             displayed=lambda task, shown: self._follower.show(lambda view: view.display(task, shown)),
             noted=self.notes.append, restarted=self._record_restart, placed=self._place,
-            resized=self._record_resize, happened=self._tell_lost, hint=hint,
+            resized=self._record_resize, happened=self._record_loss, hint=hint,
         )  # fmt: skip
         self._notifier: Notifier | None = None
         if rules.options.notify is not None:
@@ -795,9 +795,13 @@ class Run(Labelled):
         finally:
             self._notifier.close(self._has_ended.set)
 
-    def _tell_lost(self, kind: str, how: str, info: TaskInfo | None) -> None:
-        continues = self._followed.error is None
-        if self._notifier is not None and kind == "lost" and info is not None and continues:
+    def _record_loss(self, kind: str, how: str, info: TaskInfo | None) -> None:
+        """Write a task that was lost, while the run continues, into run.json, and tell ``--notify`` of it."""
+        if kind != "lost" or info is None or self._followed.error is not None:
+            return
+        loss = {"task": info.name, "how": how, "at": time.time()}
+        self._write_change(None, losses=[*self._record.losses, loss])
+        if self._notifier is not None:
             how = TASK.sub(r"\1 \2", how)
             text = f"run {self.name} has lost a task, and continues: {how}"
             self._notifier.tell(replace(self._notice("lost"), text=text, tasks=(info.name,)))

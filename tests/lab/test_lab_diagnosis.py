@@ -155,6 +155,18 @@ def test_lost_and_left_replicas() -> None:
     assert (found.kind, found.text) == ("resized", "worker 1 left at step 40")
 
 
+def test_a_lost_worker_that_was_not_replaced() -> None:
+    loss = {"task": "/job:worker/task:1", "how": "/job:worker/task:1 died: killed by SIGKILL", "at": 900.0}
+    run = look({"compute": 0.1}, {"compute": 0.1, "step": 40, "time": 500.0}, record={"losses": [loss]})
+    (found,) = findings(run, ended={1})
+    assert (found.kind, found.text) == (
+        "lost", "worker 1 died: killed by SIGKILL; the run continued without it",
+    )  # fmt: skip
+    again = {"task": "/job:worker/task:1", "lost": loss["how"], "step": 30}
+    replaced = replace(run, record=replace(run.record, restarts=[again]))
+    assert kinds(findings(replaced, ended={1})) == ["replaced"]
+
+
 def test_numbers_that_are_none() -> None:
     run = look({"compute": 0.1}, written={0: {"skipped": 3, "dropped": 1_200}})
     found = findings(run, finals={"loss": float("nan"), "accuracy": 0.5}, warning="worker 0 has a GPU")

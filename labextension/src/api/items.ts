@@ -171,6 +171,8 @@ export interface Run extends Actionable {
   metric: string | null;
   value: number | null;
   curve: Curve;
+  /** The tasks that it has lost so far, one name for each loss; a server of an older version does not say. */
+  lost?: string[];
   error: string | null;
   /** The user's. */
   tags: string[];

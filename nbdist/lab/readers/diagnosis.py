@@ -264,6 +264,11 @@ def _changes(now: Look) -> list[Finding]:
             found.append(
                 Finding("replaced", f"{how}; a new process took its place{after}{what}", "", (task,))
             )
+    replaced = {one.get("task") for one in now.record.restarts}
+    for one in now.record.losses:
+        if (task := text(one.get("task"))) not in replaced:
+            how = with_short_tasks(text(one.get("how")) or f"{task} was lost")
+            found.append(Finding("lost", f"{how}; the run continued without it", "", (task,)))
     for one in now.record.resizes:
         task, problem, step = text(one.get("task")), text(one.get("problem")), whole(one.get("step"))
         after = f" at step {step:,}" if step is not None else ""
@@ -276,7 +281,9 @@ def _changes(now: Look) -> list[Finding]:
 def _absent(now: Look, ended: Collection[int]) -> list[Finding]:
     """Return replicas that have ended early, or are silent while the run is under way."""
     found = []
-    known = {task for one in (*now.record.restarts, *now.record.resizes) if (task := text(one.get("task")))}
+    record = now.record
+    told = (*record.restarts, *record.losses, *record.resizes)
+    known = {task for one in told if (task := text(one.get("task")))}
     for at in sorted(ended):
         rank = now.record.workers[at] if at < len(now.record.workers) else -1
         if now.record.name_of(rank) not in known and at in now.reports:

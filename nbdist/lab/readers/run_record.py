@@ -15,13 +15,14 @@ from typing import Any
 
 from nbdist.json_values import mapping, number, object_in, text, whole
 from nbdist.metrics.store import RunStore
-from nbdist.run.history import Labels, error_line
+from nbdist.run.history import TASK, Labels, error_line
 from nbdist.run.progress import BUSY, PAUSED, ProgressTracker, Standing
 from nbdist.run.record import ACTIVE, RunRecord
 from nbdist.text import cut_middle
 
 LONGEST_ERROR = 2_000  # characters
 LONGEST_NAME = 200
+MOST_LOST = 100  # names of tasks
 COMMANDS = ("stop", "pause", "resume", "set", "delete")
 """The commands for a run; "set" changes its learning rate."""
 
@@ -96,6 +97,7 @@ def item_of(record: RunRecord, progress: RunProgress, folder_status: FolderStatu
         "metric": folder_status.metric,
         "value": folder_status.curve[1][-1] if folder_status.curve[1] else None,
         "curve": {"x": folder_status.curve[0], "y": folder_status.curve[1]},
+        "lost": lost_tasks(record),
         "error": cut_middle(record.error, LONGEST_ERROR) or None,
         "error_line": error_line(record.error) or None,
         "note": "; ".join([*note, *folder_status.notes]) or None,
@@ -108,6 +110,15 @@ def item_of(record: RunRecord, progress: RunProgress, folder_status: FolderStatu
         "can": {command: command not in why for command in COMMANDS},
         "why": why,
     }
+
+
+def lost_tasks(record: RunRecord) -> list[str]:
+    """Return the tasks that a run has lost so far and continued, one short name for each loss.
+
+    >>> lost_tasks(RunRecord("r", losses=[{"task": "/job:worker/task:1", "how": "it was killed"}]))
+    ['worker 1']
+    """
+    return [TASK.sub(r"\1 \2", text(one.get("task"), LONGEST_NAME)) for one in record.losses[:MOST_LOST]]
 
 
 def status_of(record: RunRecord, progress: RunProgress, folder_status: FolderStatus) -> tuple[str, list[str]]:
