@@ -88,6 +88,24 @@ def test_output_of_tasks(capsys: pytest.CaptureFixture[str]) -> None:
     assert "leave out --follow" in run("runs logs out --json --follow", capsys, 2)
 
 
+def test_stderr_of_tasks_goes_to_stderr(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = [TaskInfo("worker", 0, 0, "host", 9, "a:1", "CPU:0", 1).to_dict()]
+    folder = a_run("261123-err", cluster={"id": "c", "workers": [0], "members": members})
+    (folder / "output-0000.log").write_bytes(
+        "out é\n\x1b[220mslow \x1b[31mred\x1b[0m\n\x1b[221mout\n\x1b".encode()
+    )
+    for chunk in (1 << 16, 1, 2, 3, 5, 7):  # codes and letters lie in two chunks
+        monkeypatch.setattr("nbdist.cli.runs.CHUNK", chunk)
+        assert main(["runs", "logs", "err"]) == 0
+        shown = capsys.readouterr()
+        assert (shown.out, shown.err) == ("out é\nout\n\x1b", "slow \x1b[31mred\x1b[0m\n")
+    assert json.loads(run("runs logs err --json", capsys)) == {
+        "worker:0": "out é\nslow \x1b[31mred\x1b[0m\nout\n\x1b"
+    }
+
+
 def test_what_has_ended_is_not_said_to_be_stopped(capsys: pytest.CaptureFixture[str]) -> None:
     for verb in ("stop", "pause"):
         assert "no run under way: 261121-digits (finished)" in run(f"runs {verb} digits", capsys, 1)

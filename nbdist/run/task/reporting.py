@@ -356,6 +356,7 @@ def line_after(text: str, remark: str) -> str:
     >>> line_after("printed", "why"), line_after("printed\n", "why")
     ('\n[why]\n', '[why]\n')
     """
+    text = text.removesuffix(USUAL)
     return f"[{remark}]\n" if not text or text.endswith("\n") else f"\n[{remark}]\n"
 
 

@@ -70,7 +70,8 @@ class RankOutput {
     this.open = open;
     this.note.hidden = cut === 0;
     setText(this.note, cut ? `… ${formatCount(cut)} characters cut …` : "");
-    setText(this.count, this.lines ? `${formatCount(this.lines)} ${this.lines === 1 ? "line" : "lines"}` : "");
+    const lines = this.lines + open.split("\n").length - 1; // with those that may still change
+    setText(this.count, lines ? `${formatCount(lines)} ${lines === 1 ? "line" : "lines"}` : "");
     if (visible) this.markRead();
     else this.showUnread();
     if (seen) this.follow();

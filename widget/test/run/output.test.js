@@ -26,7 +26,7 @@ describe("Output", () => {
     output.add([{ task: tasks[0], text: " 1%\nc\n", open: "", cut: 0 }], tasks);
     output.add([{ task: tasks[0], text: "", open: "a 2%\nb 2%\n", cut: 0, drop: 3 }], tasks);
     expect(shown()).toBe("begun\na 2%\nb 2%\n");
-    expect(output.element.querySelector(".nbd-count")?.textContent).toBe("1 line");
+    expect(output.element.querySelector(".nbd-count")?.textContent).toBe("3 lines");
     output.add([{ task: tasks[0], text: "a 3%\n\x1b[31mred\x1b[0m\n", open: "", cut: 0 }], tasks);
     expect(shown()).toBe("begun\na 3%\nred\n");
     output.add([{ task: tasks[0], text: "x\n", open: "", cut: 0, drop: 99 }], tasks);
