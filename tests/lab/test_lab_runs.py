@@ -27,8 +27,8 @@ from nbdist.run.record import RunRecord
 KEYS = {
     "id", "name", "status", "created", "ended", "paused", "cluster", "strategy", "replicas", "step", "total",
     "seconds_left", "steps_per_second", "learning_rate", "lost", "metric", "value", "curve", "error",
-    "error_line", "note", "session", "folder", "tags", "remark", "training", "bytes", "browse", "tensorboard", "attach",
-    "can", "why", "resumed_from",
+    "error_line", "note", "session", "folder", "tags", "remark", "training", "bytes", "browse", "tensorboard",
+    "attach", "can", "why", "resumed_from",
 }  # fmt: skip
 
 
