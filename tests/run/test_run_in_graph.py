@@ -40,6 +40,7 @@ from nbdist.run.recovery import shutdown
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
 from nbdist.runtime import task as tasks
+from nbdist.terminal.ansi import ERROR, USUAL
 from nbdist.train import context as contexts
 from nbdist.ui.api import launch
 
@@ -278,7 +279,7 @@ def test_only_the_body_prints_to_the_run(
         _ = nb.task
     go.set()
     run.wait()
-    assert view.text == {CLIENT: f"begun {CLIENT}\na warning\nended\n"}
+    assert view.text == {CLIENT: f"begun {CLIENT}\n{ERROR}a warning\n{USUAL}ended\n"}
     assert (run.folder / "output-0000.log").read_text() == view.text[CLIENT]
     assert capsys.readouterr().out == "the notebook's\n"
 

@@ -37,6 +37,7 @@ from nbdist.run.options import Options
 from nbdist.run.recovery import shutdown
 from nbdist.run.run import Run
 from nbdist.run.start import start_run
+from nbdist.terminal.ansi import ERROR, USUAL
 from nbdist.ui.api import launch
 
 if TYPE_CHECKING:
@@ -187,7 +188,9 @@ def test_each_rank_prints_under_its_own_name(begin: Callable[..., Run], view: Re
     run = begin(
         "import sys\nprint('I am', nb.task.rank)\nprint('warning', file=sys.stderr)\nnb.task.index * 10"
     ).wait()
-    assert view.text == {f"/job:worker/task:{i}": f"I am {i}\nwarning\n{i * 10}\n" for i in range(3)}
+    assert view.text == {
+        f"/job:worker/task:{i}": f"I am {i}\n{ERROR}warning\n{USUAL}{i * 10}\n" for i in range(3)
+    }
     for i in range(3):
         assert (run.folder / f"output-{i:04d}.log").read_text() == view.text[f"/job:worker/task:{i}"]
 

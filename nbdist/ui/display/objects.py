@@ -69,7 +69,8 @@ class DisplayedObjects:
             print(f"[{label}] {shown.data.get('text/plain', '')}")
             return
         if known is not None and known.tasks == [label]:
-            self._equal.pop(known.digest, None)
+            if self._equal.get(known.digest) is known:
+                del self._equal[known.digest]
             known.digest = digest
             self._publish(shown.data, known.id, update=True)
             return
