@@ -131,11 +131,16 @@ INSTEAD: dict[str, dict[str, str]] = {
     "predict": {"batch_size": _ROWS, "verbose": _QUIET, "steps": _STEPS, "callbacks": _AFTER},
     "EarlyStopping": {
         "verbose": _QUIET,
-        "mode": "larger is better where the name ends in 'accuracy', and else smaller",
-        "baseline": "write a callback that sets stop_training",
-        "restore_best_weights": "keep them in a callback: weights = self.model.get_weights() in on_epoch_end",
-        "start_from_epoch": "add the epochs to patience",
+        "restore_best_weights": "give ModelCheckpoint(save_best_only=True), and nb.nn.load the file",
     },
+    "LearningRateScheduler": {"verbose": _QUIET},
+    "ReduceLROnPlateau": {"verbose": _QUIET},
+    "ModelCheckpoint": {
+        "verbose": _QUIET,
+        "save_weights_only": "leave it out: a file has the model with its weights",
+        "save_freq": "leave it out: it saves after epochs. --checkpoint-every 500 saves states by steps",
+    },
+    "CSVLogger": {},
     **dict.fromkeys(("SGD", "Adam", "AdamW", "RMSprop", "Adagrad"), _RULE),
     **dict.fromkeys(
         (

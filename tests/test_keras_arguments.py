@@ -11,7 +11,7 @@ import pytest
 from nbdist import nn, optim
 from nbdist.errors import InvalidArgumentError
 from nbdist.keras_arguments import ATTRIBUTES, INSTEAD
-from nbdist.train import EarlyStopping, callbacks
+from nbdist.train import EarlyStopping, keras_callbacks
 
 X, Y = np.ones((4, 3), np.float32), np.zeros(4, int)
 
@@ -92,7 +92,7 @@ def test_all_arguments_of_keras_are_known(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     keras = pytest.importorskip("keras")
     homes = [
-        (keras.Model, nn.Model), (keras.callbacks, callbacks), (keras.optimizers, optim),
+        (keras.Model, nn.Model), (keras.callbacks, keras_callbacks), (keras.optimizers, optim),
         (keras.optimizers.schedules, optim.schedules),
     ]  # fmt: skip
     for name in set(INSTEAD) - {"OneCycle"}:

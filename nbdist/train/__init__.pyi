@@ -40,10 +40,15 @@ from nbdist.sessions.saver import load_variable as load_variable
 from nbdist.sessions.supervisor import Supervisor as Supervisor
 from nbdist.sessions.sync_replicas import SyncReplicasOptimizer as SyncReplicasOptimizer
 from nbdist.train.callbacks import Callback as Callback
-from nbdist.train.callbacks import EarlyStopping as EarlyStopping
 from nbdist.train.callbacks import History as History
 from nbdist.train.context import get_strategy as get_strategy
 from nbdist.train.custom.resume import epochs as epochs
 from nbdist.train.custom.resume import state as state
 from nbdist.train.graph_dataset import next_batch as next_batch
+from nbdist.train.keras_callbacks import CSVLogger as CSVLogger
+from nbdist.train.keras_callbacks import EarlyStopping as EarlyStopping
+from nbdist.train.keras_callbacks import LearningRateScheduler as LearningRateScheduler
+from nbdist.train.keras_callbacks import ModelCheckpoint as ModelCheckpoint
+from nbdist.train.keras_callbacks import ReduceLROnPlateau as ReduceLROnPlateau
+from nbdist.train.keras_callbacks import TerminateOnNaN as TerminateOnNaN
 from nbdist.train.tensorboard import TensorBoard as TensorBoard

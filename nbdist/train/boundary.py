@@ -166,6 +166,9 @@ def report_skipped(context: Context, step: int, wrong: str, by_all: bool = False
         more = "; further ones are counted without a line" if progress.skipped == MOST_SAID else ""
         left_out = "all replicas leave the step out" if by_all else "this replica's gradient is left out"
         print(f"step {step}: {wrong}: {left_out}{more}")
+    if (ends := context.control.on_nan) is not None:
+        ends()
+        context.control.ended_training = context.trainings
 
 
 def read_step(values: Sequence[Array], gradients: Sequence[Array]) -> tuple[Sequence[Array], float]:

@@ -1,4 +1,4 @@
-"""Callbacks of a training: the user's, and `History`, which records steps and epochs."""
+"""`Callback`, what users have called in a training, and `History`, which records its steps and epochs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbdist.errors import InvalidArgumentError
-from nbdist.keras_arguments import keras_arguments
 from nbdist.text import measured
 from nbdist.train.context import Context, current
 from nbdist.train.logging import as_number
@@ -42,45 +41,12 @@ class Callback:
     def on_train_end(self) -> None:
         """Run after the last step."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values that are saved with the training; what it knows of the epochs so far."""
+        return {}
 
-class EarlyStopping(Callback):
-    """End the training when a metric has stopped improving.
-
-    - ``monitor``: the name of a loss or metric; smaller is better, or larger if it ends in "accuracy"
-    - ``patience``: how many epochs in a row may pass without improvement; 0 counts as 1
-    - ``min_delta``: a value counts as better if it improves on the best one by more than this; the sign is
-      ignored
-
-    Only the chief validates: other replicas have no ``val_`` values, and continue until their epochs are done
-    (asynchronous) or the chief has ended their common steps (synchronous).
-    """
-
-    @keras_arguments("EarlyStopping")
-    def __init__(self, monitor: str = "val_loss", patience: int = 0, min_delta: float = 0.0) -> None:
-        if patience < 0:
-            raise InvalidArgumentError(f"patience must be 0 or more, got {patience}")
-        self.monitor, self.patience, self.min_delta = monitor, patience, abs(min_delta)
-        self._sign = -1.0 if monitor.endswith("accuracy") else 1.0
-        self.on_train_begin()
-
-    def on_train_begin(self) -> None:
-        """Start without a best epoch."""
-        self._best, self._waited, self.stop_training = float("inf"), 0, False
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
-        """Compare ``logs`` of ``epoch`` with the best epoch so far."""
-        if self.monitor not in logs:
-            if self.monitor.startswith("val_") and not current().is_chief:
-                return
-            raise InvalidArgumentError(
-                f"EarlyStopping watches {self.monitor!r}; this training has {', '.join(logs)}"
-            )
-        value = self._sign * logs[self.monitor]
-        if value < self._best - self.min_delta:
-            self._best, self._waited = value, 0
-            return
-        self._waited += 1
-        self.stop_training = self._waited >= self.patience
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` returned; called after ``on_train_begin``."""
 
 
 class History:
@@ -112,6 +78,8 @@ class History:
         self._last: tuple[int, dict[str, float]] = 0, {}
         self._validation: dict[str, float] = {}
         self._before: dict[str, Any] | None = None
+        self._saved_callbacks: list[list[Any]] = []
+        """The class and the state of each callback in a training that is continued."""
         if context is not None:
             context.metric_names = self.metric_names
         self._recorder = context.recorder if context else None
@@ -143,6 +111,9 @@ class History:
             print(note)
         for callback in self._callbacks:
             callback.on_train_begin()
+        for callback, (name, state) in zip(self._callbacks, self._saved_callbacks):
+            if state and type(callback).__name__ == name:  # a body may have others when it is resumed
+                callback.load_state_dict(state)
 
     def begin_epoch(self, epoch: int) -> None:
         """Run the callbacks before an epoch."""
@@ -248,6 +219,7 @@ class History:
             "epoch": list(self.epoch),
             "sums": {name: float(total) for name, total in self._sums.items()},
             "count": self._count,
+            "callbacks": [[type(one).__name__, one.state_dict()] for one in self._callbacks],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -255,6 +227,7 @@ class History:
         self.history = {name: list(values) for name, values in state["history"].items()}
         self.epoch, self._sums = list(state["epoch"]), dict(state["sums"])
         self._count = int(state["count"])
+        self._saved_callbacks = list(state.get("callbacks", ()))
         if self._context is not None:
             self._context.last_epoch = {name: values[-1] for name, values in self.history.items() if values}
 

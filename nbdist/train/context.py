@@ -188,6 +188,8 @@ class Control:
     """The number of the rate that a fit has last set for itself, of ``rates``."""
     checkpoint: int = 0
     """The number of the checkpoint that was asked for last."""
+    on_nan: Callable[[], object] | None = field(default=None, repr=False, compare=False)
+    """What a training calls that ends with a step which is not finite; None where that is an error."""
     waits: bool = False
     """Whether a replica waits for others while these are paused, so that it makes no step either."""
     plans: deque[StepPlan] = field(default_factory=deque)

@@ -30,6 +30,7 @@ from nbdist.runtime.ps.client import StepStopped, TrainingOver
 from nbdist.train.boundary import check_policy
 from nbdist.train.callbacks import Callback, History
 from nbdist.train.context import Context, Control, current
+from nbdist.train.keras_callbacks import TerminateOnNaN
 from nbdist.train.replica import RetryStep
 from nbdist.train.resume_loop import Config
 from nbdist.train.schedule import RateAt
@@ -68,30 +69,33 @@ def train(
     ``before_update`` may change the gradients of each update, where the strategy ``has_sums``.
     """
     context, optimizer = current(), optimizer.in_training()
+    ends_on_nan = next((one for one in callbacks if isinstance(one, TerminateOnNaN)), None)
     one = partial(
         _train_on_device,
         dataset=dataset,
         optimizer=optimizer,
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
-        skip_nan=check_policy(nan),
+        skip_nan=check_policy(nan) or ends_on_nan is not None,
         config=config,
         rate_at=rate_at,
         before_update=before_update,
     )
     strategy = context.strategy
-    if nan == "skip" and not strategy.skips:
+    if (nan == "skip" or ends_on_nan) and not strategy.skips:
+        asked = "nan='skip'" if nan == "skip" else "TerminateOnNaN, as a step that is not finite is an error"
         raise InvalidArgumentError(
-            f"fit: strategy {strategy.name} cannot leave out a replica's part of a step: drop nan='skip'"
+            f"fit: strategy {strategy.name} cannot leave out a replica's part of a step: drop {asked}"
         )
     context.fitting = True
+    context.control.on_nan = None if ends_on_nan is None else ends_on_nan.end
     try:
         companions = strategy.companions(context, model, optimizer)
         others = [partial(one, companion, model=model.twin()) for companion in companions]
         with run_replicas(others, context.control):
             return one(context, model=model, validate=validate, callbacks=callbacks, save=save)
     finally:
-        context.fitting = False
+        context.fitting, context.control.on_nan = False, None
         strategy.end()
 
 

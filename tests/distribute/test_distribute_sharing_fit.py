@@ -1,4 +1,4 @@
-"""Learning rates that follow the number of updates, under every strategy: those of one device."""
+"""Schedules, clipping, accumulation, decay and callbacks under every strategy: those of one device."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from nbdist.testing.strategy import (
     points,
     thread_world,
 )
+from nbdist.train import LearningRateScheduler, ReduceLROnPlateau, TerminateOnNaN
 from nbdist.train.context import Context, current
 from nbdist.train.one_device import OneDeviceStrategy
 
@@ -196,3 +197,39 @@ def in_graph(optimizer: Any) -> Any:
     made.compile(optimizer)
     made.fit(Dataset.from_arrays(*points(60)).shuffle(60).batch(20), epochs=3)
     return made.get_weights()
+
+
+def test_callbacks_set_one_rate_for_all(world: World) -> None:
+    """Each replica watches what it knows, under ps its own share's loss; the first one's rate is all's."""
+
+    def train(strategy: Any, _: Context) -> Any:
+        callbacks = [
+            LearningRateScheduler(lambda epoch, rate: 0.3 / (epoch + 1)),
+            ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=9),
+        ]
+        return fitted(strategy, SGD(0.1), 60, 20, epochs=4, callbacks=callbacks)[0]
+
+    expected = alone_once(train, "callbacks")
+    results = everywhere(world, train)
+    for weights in results:
+        assert_alike(weights, expected, rtol=1e-4, atol=1e-5)
+        assert_alike(weights, results[0], rtol=0, atol=0)
+
+
+def test_a_step_that_is_not_finite_ends_the_training_of_all(world: World) -> None:
+    """The last example of the second batch is that of one replica."""
+    x, y = points(60)
+    x[39] = np.nan
+
+    def train(strategy: Any, context: Context) -> Any:
+        with strategy.scope():
+            made = model()
+            made.compile(SGD(0.1))
+        made.fit(Dataset.from_arrays(x, y).batch(20), epochs=50, callbacks=[TerminateOnNaN()])
+        return made.get_weights(), context.progress.step
+
+    results = everywhere(world, train)
+    for weights, steps in results:
+        assert 2 <= steps <= 4  # servers and all-reduce tell the others with the next step
+        assert all(np.isfinite(one).all() for one in weights)
+        assert_alike(weights, results[0][0], rtol=0, atol=0)
