@@ -25,6 +25,7 @@ from nbdist.distribute import (
 from nbdist.errors import DataLossError, InvalidArgumentError, NotFoundError
 from nbdist.nn import BatchNorm, Dense, Dropout, Embedding, Flatten, Sequential
 from nbdist.optim import SGD, Adagrad, Adam, Optimizer
+from nbdist.optim.schedules import CosineDecay
 from nbdist.testing.strategy import World, everywhere, model, points
 from nbdist.testing.worlds import ThreadWorld, worlds
 from nbdist.train.callbacks import Callback
@@ -88,6 +89,11 @@ def adam() -> Optimizer:
     return Adam(0.02)
 
 
+def scheduled() -> Optimizer:
+    rate = CosineDecay(0.0, 9, warmup_target=0.3, warmup_steps=2)
+    return SGD(rate, momentum=0.5, gradient_accumulation_steps=2)
+
+
 def adagrad() -> Optimizer:
     return Adagrad(0.1)
 
@@ -98,7 +104,10 @@ def plain() -> Optimizer:
 
 @pytest.mark.parametrize(
     ("size", "optimizer"),
-    matrix([(2, momentum), (3, adam)], rest=[(2, adagrad), (3, momentum), (2, adam), (3, adagrad)]),
+    matrix(
+        [(2, momentum), (3, adam), (2, scheduled)],
+        rest=[(2, adagrad), (3, momentum), (2, adam), (3, adagrad)],
+    ),
 )
 def test_workers_continue_together(tmp_path: Path, size: int, optimizer: Callable[[], Optimizer]) -> None:
     path = tmp_path / "state.safetensors"
@@ -226,7 +235,9 @@ def wait_for_the_disk(chief: Context) -> None:
 
 @pytest.mark.parametrize(
     ("servers", "optimizer"),
-    matrix([(2, adam), (1, plain)], rest=[(1, momentum), (2, momentum), (1, adam), (2, plain)]),
+    matrix(
+        [(2, adam), (1, plain), (2, scheduled)], rest=[(1, momentum), (2, momentum), (1, adam), (2, plain)]
+    ),
 )
 def test_synchronous_servers_continue_bit_for_bit(
     tmp_path: Path, servers: int, optimizer: Callable[[], Optimizer]

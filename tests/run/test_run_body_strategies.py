@@ -19,6 +19,7 @@ from waiting import limit, until
 from nbdist.checkpoint.manager import state_files
 from nbdist.cluster.cluster import Cluster
 from nbdist.errors import FailedPreconditionError, InvalidArgumentError, TaskDiedError, WorkerError
+from nbdist.nn import load
 from nbdist.run.options import Options
 from nbdist.run.recovery import shutdown
 from nbdist.run.run import Run
@@ -207,6 +208,35 @@ def test_early_stopping_of_the_chief_ends_the_training_of_all(begin: Callable[..
     run = begin(body, strategy="mirrored").wait()
     assert len(run.history.epoch) == 2
     assert {outcome["step"] for outcome in run.outcomes.values()} == {10}
+
+
+@pytest.mark.parametrize(
+    "options",
+    matrix([{"strategy": "ps"}], rest=[{"strategy": "multi_worker"}, {"strategy": "sharded", "stage": 2}]),
+    ids=str,
+)
+def test_files_of_callbacks_are_in_the_folder_of_the_run(
+    begin: Callable[..., Run], options: dict[str, Any]
+) -> None:
+    """With an optimizer that follows a schedule, clips and decays; all copies are equal."""
+    body = MODEL + (
+        "rate = nb.optim.schedules.CosineDecay(0.0, 18, warmup_target=0.05, warmup_steps=2)\n"
+        "optimizer = nb.optim.Adam(rate, clipnorm=0.5, weight_decay=0.01)\n"
+        "optimizer.exclude_from_weight_decay(var_names=['bias'])\n"
+        "model.compile(optimizer, 'sparse_categorical_crossentropy', ['accuracy'])\n"
+        "model.fit(data, epochs=4, validation_data=(x, y), callbacks=[nb.train.CSVLogger('epochs.csv'),"
+        "nb.train.ModelCheckpoint('models/{epoch}.safetensors', 'val_loss', save_top_k=2)])\n"
+        + SAME_EVERYWHERE
+    )
+    run = begin(body, fetch=("everyone",), **options).wait()
+    everyone = run.results["everyone"]
+    assert all((one == everyone[0]).all() for one in everyone)
+    lines = (run.folder / "epochs.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["epoch", "0", "1", "2", "3"]
+    saved = sorted((run.folder / "models").iterdir())
+    assert len(saved) == 2
+    assert load(saved[0]).optimizer is not None
+    assert run.standing().learning_rate == pytest.approx(0, abs=1e-3)
 
 
 @pytest.mark.parametrize("collective", ["shm", "ring"])

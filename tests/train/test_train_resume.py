@@ -25,6 +25,7 @@ from nbdist.metrics.recorder import Recorder
 from nbdist.metrics.store import columns_from_logs
 from nbdist.nn import BatchNorm, Conv2D, Dense, Dropout, Flatten, LayerNorm, Sequential
 from nbdist.optim import SGD, Adagrad, Adam, AdamW, LossScaleOptimizer, Optimizer, RMSprop
+from nbdist.optim.schedules import CosineDecay
 from nbdist.train import Callback, EarlyStopping
 from nbdist.train.context import Context, current, use_here
 from nbdist.train.logging import log
@@ -45,6 +46,8 @@ OPTIMIZERS: list[Callable[[], Optimizer]] = [
     lambda: AdamW(0.01, weight_decay=0.1),
     lambda: RMSprop(0.01, momentum=0.5, centered=True),
     lambda: Adagrad(0.05),
+    lambda: SGD(CosineDecay(0.0, 9, warmup_target=0.3, warmup_steps=2), momentum=0.5),
+    lambda: Adam(0.01, gradient_accumulation_steps=2, clipnorm=0.1),
 ]
 LAYERS: dict[str, Callable[[], list[nn.Layer]]] = {
     "dense": lambda: [Dense(5, "tanh")],
