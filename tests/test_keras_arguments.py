@@ -59,7 +59,7 @@ def test_names_that_are_misspelt_and_values_by_position() -> None:
         (lambda: optim.AdamW(betas=(0, 0)), "AdamW has no betas: they are called beta_1 and beta_2"),  # type: ignore[call-arg]
         (lambda: optim.SGD(use_ema=True), "SGD has no use_ema: average the weights"),  # type: ignore[call-arg]
         (lambda: optim.RMSprop(moment=0), "RMSprop has no moment: .*did you mean momentum"),  # type: ignore[call-arg]
-        (lambda: EarlyStopping(restore_best_weights=True), "restore_best_weights: keep them in a callback"),  # type: ignore[call-arg]
+        (lambda: EarlyStopping(restore_best_weights=True), "restore_best_weights: give ModelCheckpoint"),  # type: ignore[call-arg]
     ],
 )
 def test_layers_optimizers_and_callbacks(make: Any, words: str) -> None:
