@@ -117,6 +117,11 @@ def row_of(run: ListedRun) -> dict[str, Any]:
     "--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="The newest so many."
 )
 @click.option("--all", "all_of_them", is_flag=True, help="All of them, whatever --limit is.")
+@click.option(
+    "--folder",
+    metavar="PATH",
+    help="The runs of another machine: a folder of runs, or a zip file of run.export.",
+)
 @answers
 def list_runs(
     words: tuple[str, ...],
@@ -125,9 +130,10 @@ def list_runs(
     trained: bool | None,
     limit: int,
     all_of_them: bool,
+    folder: str | None,
 ) -> Answer:
     """List runs, the newest first. WORDs are looked for in ids, names, tags and notes."""
-    found = listed_runs(" ".join(words) or None, status=status, tag=tag, trained=trained)
+    found = listed_runs(" ".join(words) or None, status=status, tag=tag, trained=trained, folder=folder)
     shown = [run for run in (found if all_of_them else found[:limit]) if isinstance(run, ListedRun)]
     if not shown:
         return Answer([], NO_MATCH if found.none == NO_MATCH else NONE)

@@ -117,6 +117,14 @@ def test_a_log_that_cannot_be_read_is_said(capsys: pytest.CaptureFixture[str]) -
     assert "its points cannot be read: " in found["notes"][0]
 
 
+def test_runs_of_another_machine_are_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    there = tmp_path / "there" / "261101-other"
+    there.mkdir(parents=True)
+    (there / "run.json").write_text('{"id": "261101-other", "status": "finished", "name": "other"}')
+    found = json.loads(run(f"runs list --folder {there.parent} --json", capsys))
+    assert [one["id"] for one in found] == ["261101-other"]
+
+
 def test_runs_are_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     a_run("261123-seeded", name="seeded", seed=3)
     found = json.loads(run("runs compare seeded digits --json", capsys))
