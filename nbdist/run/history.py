@@ -37,6 +37,7 @@ from nbdist.errors import (
     UnavailableError,
     choices,
 )
+from nbdist.home import refuse_link
 from nbdist.metrics.run_events import Event, read_events
 from nbdist.metrics.run_folder import (
     STATUSES,
@@ -115,6 +116,7 @@ def write_labels(run_id: str, **changes: Any) -> Labels:
 
 def write_labels_in(folder: Path, **changes: Any) -> Labels:
     """Do what `write_labels` does in a run's folder, wherever it is."""
+    refuse_link(folder)
     if not folder.is_dir():
         raise NotFoundError(f"no run {folder.name!r} in {folder.parent}; nb.runs() lists all runs")
     labels = replace(read_labels(folder), **changes)
@@ -631,6 +633,7 @@ def delete_run(run_id: str) -> int:
 
 def delete_folder(folder: Path) -> int:
     """Delete the folder of a run, wherever it is, and return the bytes that its files took."""
+    refuse_link(folder)
     if not folder.is_dir():
         raise NotFoundError(f"no run {folder.name!r} in {folder.parent}; it was deleted before")
     size = disk_bytes(folder)

@@ -449,7 +449,7 @@ def _record(
         code=code,
         function=function,
         first_line=first_line if isinstance(body, str) else line_of(body),
-        given=describe_inputs(given),
+        given=describe_inputs(body, given),
         seed=options.seed if options.seed is not None else secrets.randbits(31),
         versions=versions(),
         cluster={

@@ -66,7 +66,7 @@ def run() -> ListedRun:
         run_id, "digits", created=BEGAN - 1, ended=BEGAN + 9, status="finished", seed=7,
         versions={"nbdist": "0.2.0", "numpy": "2.4.0"}, cluster={"members": tasks, "workers": [0, 1]},
         options={"strategy": "ps", "epochs": 3, "fetch": [], "tensorboard": False},
-        given=describe_inputs(Given({"rate": 0.1, "seed": 3, "data": np.arange(3)})),
+        given=describe_inputs("", Given({"rate": 0.1, "seed": 3, "data": np.arange(3)})),
     )  # fmt: skip
     write_run(record, wait=False)
     a_log(folder, 0, 0, 20)

@@ -83,8 +83,8 @@ def test_a_function_has_arguments_and_what_it_closes_over(cluster: Cluster) -> N
     assert run.results["result"] == (23.0, 5000.0, False)
     record = read_run(run.id)
     assert "return helper(i) + more" in record.code
-    assert (record.given["args[0]"], record.given["more"]) == (7, 2)
-    assert str(record.given["args[1]"]).startswith("{'x':")
+    assert (record.given["i"], record.given["more"]) == (7, 2)
+    assert str(record.given["data"]).startswith("{'x':")
     with pytest.raises(InvalidArgumentError, match="args and kwargs are for a body that is a function"):
         quiet("x = 1", cluster, args=(1,))
 

@@ -33,11 +33,19 @@ def test_a_function_is_its_source_and_another_callable_its_name() -> None:
 
 def test_inputs_of_all_kinds_have_a_name() -> None:
     given = Given({"x": 1}, args=(2, "a"), kwargs={"rate": 0.1}, closure={"width": 3})
-    assert describe_inputs(given) == {"width": 3, "x": 1, "args[0]": 2, "args[1]": "a", "rate": 0.1}
+    assert describe_inputs("", given) == {"width": 3, "x": 1, "args[0]": 2, "args[1]": "a", "rate": 0.1}
     odd = {"a": float("nan"), "b": 2**80, "c": True, "d": None, "e": np.float32(1)}
     texts = {"a": "nan", "b": str(2**80), "c": True, "d": "None", "e": "np.float32(1.0)"}
-    assert describe_inputs(Given(odd)) == texts
-    assert len(describe_inputs(Given(dict.fromkeys(map(str, range(1000)))))) == MOST
+    assert describe_inputs("", Given(odd)) == texts
+    assert len(describe_inputs("", Given(dict.fromkeys(map(str, range(1000)))))) == MOST
+
+
+def test_arguments_have_the_names_of_parameters_and_defaults_count() -> None:
+    def body(rate: float, /, *more: int, width: int = 8, **others: int) -> None: ...
+
+    found = describe_inputs(body, Given(args=(0.1, 2), kwargs={"depth": 3}))
+    assert found == {"rate": 0.1, "more": "(2,)", "width": 8, "others": "{'depth': 3}"}
+    assert describe_inputs(lambda x: x, Given(args=(1, 2))) == {"args[0]": 1, "args[1]": 2}
 
 
 def test_arrays_that_differ_have_other_marks() -> None:

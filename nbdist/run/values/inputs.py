@@ -1,6 +1,6 @@
 """What a body is and what it was given, as plain values that a run's record keeps: for comparing runs later.
 
-describe_inputs(Given(kwargs={"rate": 0.1}))     # {"rate": 0.1}
+describe_inputs(train, Given(args=(0.1,)))       # {"rate": 0.1}
 describe_body(train)                             # ("def train(rate): ...", "__main__.train")
 """
 
@@ -11,6 +11,7 @@ import inspect
 import reprlib
 import textwrap
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
@@ -47,20 +48,31 @@ def line_of(function: Callable[..., Any]) -> int:
     return int(getattr(getattr(inspect.unwrap(function), "__code__", None), "co_firstlineno", 1))
 
 
-def describe_inputs(given: Given) -> dict[str, Plain]:
-    """Return the values of a body by name: arguments, pushed values, and what it encloses.
+def describe_inputs(body: str | Callable[..., Any], given: Given) -> dict[str, Plain]:
+    """Return the values of a body by name: arguments (defaults, too), pushed values, and what it encloses.
 
     Numbers are themselves, and short texts stand for all others.
 
-    >>> describe_inputs(Given({"x": np.arange(3)}, args=(1,), kwargs={"rate": 0.1}))
-    {'x': 'int64 (3,) 7d9771', 'args[0]': 1, 'rate': 0.1}
+    >>> describe_inputs(lambda lr, batch=50: None, Given({"x": np.arange(3)}, args=(0.1,)))
+    {'x': 'int64 (3,) 7d9771', 'lr': 0.1, 'batch': 50}
     """
-    every = {**given.closure, **given.names}
-    every |= {**{f"args[{at}]": one for at, one in enumerate(given.args)}, **given.kwargs}
+    every = {**given.closure, **given.names, **_arguments(body, given)}
     return {
         str(name): value if _is_plain(value) else describe_value(value)
-        for name, value in list(every.items())[:MOST]
+        for name, value in islice(every.items(), MOST)
     }
+
+
+def _arguments(body: str | Callable[..., Any], given: Given) -> dict[str, Any]:
+    if not isinstance(body, str):
+        try:
+            bound = inspect.signature(body).bind_partial(*given.args, **given.kwargs)
+        except (TypeError, ValueError):  # the body will say what is wrong, or it has no signature
+            pass
+        else:
+            bound.apply_defaults()
+            return dict(bound.arguments)
+    return {**{f"args[{at}]": one for at, one in enumerate(given.args)}, **given.kwargs}
 
 
 def _is_plain(value: object) -> TypeGuard[Plain]:
@@ -79,7 +91,12 @@ def describe_value(value: object) -> str:
         half = MARKED // 2  # of a large one its ends
         ends = bytes(data if len(data) <= MARKED else np.concatenate([data[:half], data[-half:]]))
         return f"{value.dtype} {value.shape} {mark(ends)}"
-    return clip(value if isinstance(value, str) else _SHORT.repr(value), LONGEST)
+    text = value if isinstance(value, str) else _SHORT.repr(value)
+    if not isinstance(value, str) and (
+        " at 0x" in text or text.startswith("<")
+    ):  # it differs in each process
+        text = type(value).__name__
+    return clip(text, LONGEST)
 
 
 def mark(data: bytes) -> str:

@@ -67,8 +67,9 @@ export class CompareView {
       theme: () => ({ ...this.shared.colours, font: getComputedStyle(this.element).fontFamily }),
     }, "all charts");
     this.empty = make("p", { class: "nbd-note" }, "None of these runs has logged a metric.");
+    this.leftOut = make("div", { class: "nbd-note", role: "status" });
     const saving = make("details", { class: "nbd-data" }, make("summary", {}, "Save figures"), this.exports.element);
-    this.figures = make("div", { class: "nbd-figures-area", role: "group", "aria-label": "Curves" }, this.toolbar.element, this.grid.element, saving);
+    this.figures = make("div", { class: "nbd-figures-area", role: "group", "aria-label": "Curves" }, this.toolbar.element, this.leftOut, this.grid.element, saving);
     this.table = new DifferencesTable(this.shared.table);
     this.releaseKeys = captureKeys(this.element);
     this.element.append(this.legend, this.figures, this.empty, this.table.element);
@@ -122,6 +123,14 @@ export class CompareView {
     return places;
   }
 
+  /** Which runs are not drawn, because they lack the axis. */
+  leftOutText() {
+    const places = this.placesOf(this.by);
+    if (!places) return "";
+    const names = this.data.runs.filter((_, i) => !places[i] && this.data.curves.some(({ replica }) => replica === i)).map(({ name }) => name);
+    return names.length ? `Without ${this.by === "epoch" ? "epochs" : "times"} on record, and not drawn: ${names.join(", ")}` : "";
+  }
+
   /** @param {[number, number] | null} range */
   zoom(range) {
     this.shared.zoomed = range;
@@ -145,7 +154,7 @@ export class CompareView {
       key.setAttribute("aria-pressed", String(!this.hidden.has(i)));
     });
     this.element.classList.toggle("nbd-many-runs", this.data.runs.length - this.hidden.size > MANY);
-    setText(this.empty, "None of these runs has logged a metric.");
+    setText(this.leftOut, this.leftOutText());
     this.table.show(this.data, tones, this.hidden);
     this.grid.draw();
   }

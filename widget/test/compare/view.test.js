@@ -61,6 +61,10 @@ test("the axis is chosen among those on record", () => {
 test("a run that lacks an axis is left out of it", () => {
   const view = shown({ by: "epoch", axes: [data().axes[0]] });
   expect(lines(view).map(({ replica }) => replica)).toEqual([0, 0]);
+  expect(view.leftOut.textContent).toBe(`Without epochs on record, and not drawn: ${HOSTILE}`);
+  press(view, "Step");
+  view.draw();
+  expect(view.leftOut.textContent).toBe("");
   expect(shown({ by: "time" }).by).toBe("step");
 });
 
