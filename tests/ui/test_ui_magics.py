@@ -364,7 +364,8 @@ def test_a_failing_cell_shows_the_tasks_traceback_alone(shell: InteractiveShell,
     assert lines[0] == "Traceback (most recent call last):"
     assert "    1 / 0" in lines
     assert "ZeroDivisionError: division by zero" in lines
-    assert lines[-1].startswith("raised on /job:worker/task:2 (pid ")
+    assert lines[-2].startswith("raised on /job:worker/task:2 (pid ")
+    assert lines[-1].startswith("%cluster debug worker:2 shows its frames")
     assert "run.py" not in shown
     assert "magics.py" not in shown
     assert shell.user_ns["run"].status == "failed"

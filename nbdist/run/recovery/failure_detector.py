@@ -6,7 +6,8 @@ lock for a minute answers nothing and is healthy.
 1. The cluster's supervisor has waited for the process and reports its exit status (`cluster.dead`).
 2. The rank has another incarnation: another client has replaced the task.
 3. The process is on this host and the kernel has reported it as stopped (SIGSTOP) for 3 s. Strategies that
-   continue without a worker decide after 2 s, so their decision is known here first.
+   continue without a worker decide after 2 s, so their decision is known here first. Before it counts as
+   lost, it is read where it is (`StackLook`), for the sentence.
 4. Other tasks report that it does not answer. Only strategies that continue without it do so.
 5. The supervisor itself has ended; then the whole cluster has.
 

@@ -356,10 +356,11 @@ class RunView:
 
     def _note(self, standing: Standing, nodes: Sequence[str | None]) -> str:
         """Return the note on lost, silent and slow replicas, with where the silent ones are."""
-        tasks = {info.rank: info.name for info in self._run.members.infos}
-        states = dict(zip(self._tasks, (one.state for one in standing.replicas), strict=False))
-        silent = {rank for rank, task in tasks.items() if states.get(task) == SILENT}
-        found = self._run.silent.places(silent) if silent else {}
+        silent = {
+            task for task, one in zip(self._tasks, standing.replicas, strict=False) if one.state == SILENT
+        }
+        tasks = {info.rank: info.name for info in self._run.members.infos if info.name in silent}
+        found = self._run.silent.places(set(tasks))
         places = [f"{short_task(tasks[rank])} is {place}" for rank, place in sorted(found.items())]
         trains = standing.state == RUNNING and any(one.body.in_fit for one in self._run.members.workers)
         stalled = self._steps.stalled(sum(one.step for one in standing.replicas), trains)
