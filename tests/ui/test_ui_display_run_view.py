@@ -16,7 +16,9 @@ from nbdist.run.devices import ReplicaDevice
 from nbdist.run.options import Options
 from nbdist.run.progress import ProgressTracker, ReplicaStanding, Standing
 from nbdist.run.recovery.member import Members, State
+from nbdist.run.remote import EndedTasks
 from nbdist.run.run import Run
+from nbdist.run.stack_look import SilentTasks
 from nbdist.runtime.task import TaskInfo
 from nbdist.summary.pictures import Gallery
 from nbdist.train.callbacks import History
@@ -47,6 +49,7 @@ class FakeRun:
         self.controls = SimpleNamespace(act=lambda kind, rate: self.asked.append((kind, rate)))
         tasks = [TaskInfo("worker", i, i, "here", 7, "", "", 1) for i in range(len(TASKS))]
         self.members = Members(tasks)
+        self.silent = SilentTasks(EndedTasks(tasks))
         self.tally = ProgressTracker(len(TASKS), bool(options.get("synchronous")), self.members.workers)
 
     seconds, standing = Run.seconds, Run.standing

@@ -72,7 +72,7 @@ def test_an_error_on_one_rank_is_what_the_cell_shows(kernel: Kernel) -> None:
         ("%%distribute --on worker:7\n1", "no task 7"),
         ("%%distribute\n   ", "the body is empty"),
         ("%%distribute --strategy ps\nx = 1", "the body never trained"),
-        ("%cluster begin", "The valid ones are start, status, attach, detach, grow, shrink, restart, stop"),
+        ("%cluster begin", "The valid ones are start, status, stacks, debug, attach, detach, grow, shrink"),
         ("%cluster start --workers 2", "is up already"),
         ("%%distribute\nx = (", "SyntaxError"),
     ],
