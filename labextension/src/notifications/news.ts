@@ -47,13 +47,13 @@ function newsOfRun(before: Run | undefined, run: Run, longer: number, now: numbe
     return null;
   }
   const took = formatSeconds(seconds);
-  const reached = run.metric !== null && run.value !== null ? ` · ${run.metric} ${formatNumber(run.value)}` : '';
+  const reached = run.metric !== null && run.value !== null ? `: ${run.metric} ${formatNumber(run.value)}` : '';
   const why = run.error_line ?? run.note ?? '';
   switch (run.status) {
     case 'finished':
-      return { ...item, key: run.id, type: 'success', text: trans.__('Run %1 has finished after %2.', run.name, took) + reached };
+      return { ...item, key: run.id, type: 'success', text: trans.__('Run %1 has finished after %2%3', run.name, took, reached) };
     case 'stopped':
-      return { ...item, key: run.id, type: 'info', text: trans.__('Run %1 was stopped after %2.', run.name, took) + reached };
+      return { ...item, key: run.id, type: 'info', text: trans.__('Run %1 was stopped after %2%3', run.name, took, reached) };
     case 'lost':
       return { ...item, key: run.id, type: 'error', text: trans.__('Run %1 is lost after %2: %3', run.name, took, why) };
     default:
@@ -69,12 +69,12 @@ function newsOfSweep(before: Sweep | undefined, sweep: Sweep, longer: number, no
   const item = { command: 'nbdist:open-grid', id: sweep.id, key: sweep.id } as const;
   const took = formatSeconds(seconds);
   const best = sweep.best?.value;
-  const reached = best !== null && best !== undefined ? ` · ${sweep.metric} ${formatNumber(best)}` : '';
+  const reached = best !== null && best !== undefined ? `: ${sweep.metric} ${formatNumber(best)}` : '';
   switch (sweep.state) {
     case 'finished':
-      return { ...item, type: 'success', text: trans.__('Sweep %1 has finished after %2.', sweep.name, took) + reached };
+      return { ...item, type: 'success', text: trans.__('Sweep %1 has finished after %2%3', sweep.name, took, reached) };
     case 'stopped':
-      return { ...item, type: 'info', text: trans.__('Sweep %1 was stopped after %2.', sweep.name, took) + reached };
+      return { ...item, type: 'info', text: trans.__('Sweep %1 was stopped after %2%3', sweep.name, took, reached) };
     default:
       return { ...item, type: 'error', text: trans.__('Sweep %1 has failed after %2: %3', sweep.name, took, sweep.error ?? sweep.note ?? '') };
   }

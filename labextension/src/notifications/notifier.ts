@@ -29,7 +29,7 @@ export class Notifier implements IDisposable {
   ) {
     nbdist.feed.changed.connect(this.follow, this);
     settings.changed.connect(this.wake, this);
-    document.addEventListener('visibilitychange', this.wake);
+    document.addEventListener('visibilitychange', this.onVisibility);
     this.wake();
   }
 
@@ -42,12 +42,17 @@ export class Notifier implements IDisposable {
     window.clearTimeout(this.timer);
     this.nbdist.feed.changed.disconnect(this.follow, this);
     this.settings.changed.disconnect(this.wake, this);
-    document.removeEventListener('visibilitychange', this.wake);
+    document.removeEventListener('visibilitychange', this.onVisibility);
   }
 
   /** Look soon: a cell of this page has started. */
   readonly onStart = (): void => {
     this.askIn(STARTED);
+  };
+
+  /** What runs when the page is hidden is watched: look once more. */
+  private readonly onVisibility = (): void => {
+    this.askIn(document.hidden && this.settings.values.notify ? 0 : this.pause());
   };
 
   private readonly wake = (): void => {

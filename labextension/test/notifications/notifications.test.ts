@@ -21,8 +21,8 @@ const texts = (before: State, state: State, longer = 60, now = 1000): string[] =
 describe('the news of a state', () => {
   it('are ends of long runs, with their last value or their error', () => {
     const going = runs({});
-    expect(texts(going, runs({ status: 'finished', ended: 320 }))).toEqual(['success: Run digits has finished after 2 min. · loss 0.125']);
-    expect(texts(going, runs({ status: 'stopped', ended: 320, value: null }))).toEqual(['info: Run digits was stopped after 2 min.']);
+    expect(texts(going, runs({ status: 'finished', ended: 320 }))).toEqual(['success: Run digits has finished after 2 min: loss 0.125']);
+    expect(texts(going, runs({ status: 'stopped', ended: 320, value: null }))).toEqual(['info: Run digits was stopped after 2 min']);
     const failed = runs({ status: 'failed', ended: 320, error_line: 'ValueError: late (line 4, worker 1)' });
     expect(texts(going, failed)).toEqual(['error: Run digits has failed after 2 min: ValueError: late (line 4, worker 1)']);
     expect(texts(going, runs({ status: 'lost', note: 'its cluster a has ended' }))).toEqual([
@@ -55,8 +55,8 @@ describe('the news of a state', () => {
       ...EMPTY_STATE,
       sweeps: [{ ...SWEEP, state, error: state === 'failed' ? 'no engine' : null }]
     });
-    expect(texts(going, ended('finished'))).toEqual(['success: Sweep rates has finished after 12 min. · accuracy 0.98']);
-    expect(texts(going, ended('stopped'))).toEqual(['info: Sweep rates was stopped after 12 min. · accuracy 0.98']);
+    expect(texts(going, ended('finished'))).toEqual(['success: Sweep rates has finished after 12 min: accuracy 0.98']);
+    expect(texts(going, ended('stopped'))).toEqual(['info: Sweep rates was stopped after 12 min: accuracy 0.98']);
     expect(texts(going, ended('failed'))).toEqual(['error: Sweep rates has failed after 12 min: no engine']);
     expect(texts(ended('finished'), ended('stopped'))).toEqual([]);
     expect(texts(going, ended('finished'), 60, 330)).toEqual([]);
@@ -119,7 +119,7 @@ describe('the notifier', () => {
     page.tell(runs(LONG));
     page.tell(runs(LONG));
     expect(emitted.all.map(({ text, type }) => [type, text])).toEqual([
-      ['success', 'Run digits has finished after 2 min. · loss 0.125']
+      ['success', 'Run digits has finished after 2 min: loss 0.125']
     ]);
     const [show, ...others] = emitted.all[0]!.options.actions;
     expect(others).toEqual([]);
@@ -131,21 +131,23 @@ describe('the notifier', () => {
 
   it('reads the state itself while something runs and no other part does', async () => {
     const page = aPage();
-    page.tell(runs({}));
+    page.tell(EMPTY_STATE);
+    page.state = runs({}); // it was started just now, by another process
     page.hidden = true;
     document.dispatchEvent(new Event('visibilitychange'));
+    await vi.advanceTimersByTimeAsync(0);
     page.state = runs(LONG);
     await vi.advanceTimersByTimeAsync(WATCHING);
-    expect(page.asked).toBe(1);
+    expect(page.asked).toBe(2);
     expect(emitted.all).toHaveLength(1);
     expect(emitted.all[0]!.options.autoClose).toBe(false); // until it is seen
     expect(shown.map(({ title, options }) => [title, options.body, options.tag])).toEqual([
-      ['nbdist', 'Run digits has finished after 2 min. · loss 0.125', 'nbdist r']
+      ['nbdist', 'Run digits has finished after 2 min: loss 0.125', 'nbdist r']
     ]);
     shown[0]!.onclick!();
     expect(page.executed).toEqual([['nbdist:open-run', { id: 'r' }]]);
     await vi.advanceTimersByTimeAsync(10 * IDLE);
-    expect(page.asked).toBe(1); // nothing runs, and the page is hidden
+    expect(page.asked).toBe(2); // nothing runs, and the page is hidden
   });
 
   it('looks when a cell has started, and seldom while nothing runs', async () => {
