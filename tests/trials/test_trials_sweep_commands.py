@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tiers import matrix
+from tiers import exhaustive, matrix
 from trials_tools import COUNTED, GATED, TRAIN, began, finished, losses, states
 from waiting import until
 
@@ -271,6 +273,19 @@ def test_a_finished_sweep_can_continue(begin: Begin, cluster: Cluster) -> None:
     assert sorted(losses(sweep, clone)) == list(range(1, 13))
     with pytest.raises(InvalidArgumentError, match="no parameter"):
         sweep.clone(0, width=3)
+
+
+@exhaustive  # tests/run/test_run_notify.py has all about the delivery
+def test_its_end_is_told(begin: Begin, cluster: Cluster, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    command = f"{sys.executable} -c 'import sys; open(sys.argv[1], \"w\").write(sys.stdin.read())' {told}"
+    sweep = finished(begin("accuracy = lr", "lr=[0.25, 0.5]", cluster=cluster, name="rates", notify=command))
+    until(lambda: told.exists() and told.read_text().endswith("}"))
+    notice = json.loads(told.read_text())
+    assert (notice["event"], notice["kind"], notice["id"]) == ("finished", "sweep", sweep.id)
+    assert notice["metrics"] == {"best accuracy": 0.5}
+    with pytest.raises(InvalidArgumentError, match="use https"):
+        begin("accuracy = lr", "lr=[0.25]", cluster=cluster, notify="http://example.com/")
 
 
 @pytest.mark.parametrize(
