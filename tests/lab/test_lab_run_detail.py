@@ -24,6 +24,7 @@ from nbdist.lab.readers.run_detail import (
 )
 from nbdist.lab.readers.runs import Runs
 from nbdist.metrics import recorder
+from nbdist.metrics.run_events import EventLog, events_path
 from nbdist.run.displays import Displayed, keep
 
 
@@ -140,6 +141,21 @@ def test_displayed_objects_are_listed_by_time_with_their_tasks() -> None:
     with file:
         assert json.loads(file.read())["data"] == {"text/html": "<b>1</b>"}
     assert size == found[0]["bytes"]
+
+
+def test_a_bundle_has_the_events_and_the_epochs() -> None:
+    run = RunFolder("r1", status="running")
+    run.log(0, [*losses(30), ("epoch begins", 0, 1.0), ("epoch begins", 15, 2.0), ("learning rate", 1, 0.1)])
+    log = EventLog(events_path(run.folder, 0))
+    log.add("lost", "/job:worker/task:1 died", 7, epoch=1, rank=1)
+    log.close()
+    found = run_bundle("r1")
+    (mark,) = found["marks"]
+    assert (mark["step"], mark["kind"], mark["text"], mark["epoch"]) == (7, "lost", "worker 1 died", 1)
+    assert (found["epoch"], found["epochs"]) == (2, {"steps": "0 15", "values": "1 2"})
+    assert [chart["title"] for chart in found["charts"]] == ["loss"]
+    assert found["available"]["titles"] == ["loss", "learning rate"]
+    assert "✕ 7 (epoch 1) worker 1 died" in run_saved("r1")["data"]["text/plain"]
 
 
 def test_a_bundle_has_the_gpus_and_the_devices() -> None:

@@ -129,7 +129,7 @@ def test_series_are_sampled_between_the_steps_of_others(context: Context, tmp_pa
     norms = points(tmp_path, context, GRADIENT_NORM)
     assert [step for step, _ in norms] == [4, 8, 12]
     assert all(0 < norm < 10 for _, norm in norms)
-    assert points(tmp_path, context, EXAMPLES) == [(step, 40 / WINDOW_SECONDS) for step in (4, 8, 12)]
+    assert points(tmp_path, context, EXAMPLES) == [(step, 40 / WINDOW_SECONDS) for step in (4, 8)]
     assert points(tmp_path, context, LEARNING_RATE) == [(1, 0.2), (4, 0.2), (12, 0.2)]
 
 

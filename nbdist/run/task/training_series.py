@@ -13,8 +13,10 @@ import math
 
 from nbdist.metrics.names import EXAMPLES, GRADIENT_NORM, LEARNING_RATE, STEPS
 from nbdist.metrics.recorder import Recorder
-from nbdist.train.context import PAUSED, Context, Progress
+from nbdist.train.context import Context, Progress
 
+TRAINS = ("running", "training")
+"""The states in which steps are made; a replica that is paused, or waits for others, makes none."""
 RATE_SECONDS = 1.0  # between two points of a learning rate that stays
 WINDOW_SECONDS = 0.5  # over which the throughput is measured
 
@@ -57,8 +59,11 @@ class TrainingSeries:
             self._rate_step, self._rate_due = step, now + RATE_SECONDS
 
     def _sample_throughput(self, progress: Progress, step: int, now: float) -> None:
-        if progress.state == PAUSED or self._window is None or progress.step < self._window[1]:
-            self._window = None if progress.state == PAUSED else (now, progress.step, progress.examples)
+        if progress.state not in TRAINS:
+            self._window = None
+            return
+        if self._window is None or progress.step < self._window[1]:
+            self._window = now, progress.step, progress.examples
             return
         begun, steps, examples = self._window
         made = progress.step - steps

@@ -22,6 +22,7 @@ from IPython import display as ipython
 from IPython.core.getipython import get_ipython
 
 from nbdist.errors import NbdistError, WorkerError
+from nbdist.metrics.names import EPOCH
 from nbdist.metrics.run_folder import duration
 from nbdist.metrics.store import RunStore
 from nbdist.run.devices import ReplicaDevice, device_warning, trained_on
@@ -531,7 +532,7 @@ def logged_series(run: Run) -> list[str]:
     """Return the series with charts that a body has logged itself, and not the loop of a ``fit``."""
     fitted = {name for i in range(len(run.tasks)) for name in run.last_epoch(i)}
     fitted |= set(run.history.history if run.history else ())
-    return [name for name in run.store.series if name not in NOT_CURVES and name not in fitted]
+    return [name for name in run.store.series if name not in (EPOCH, *NOT_CURVES) and name not in fitted]
 
 
 def logged_values(run: Run) -> dict[str, float]:

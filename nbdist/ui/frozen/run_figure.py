@@ -133,7 +133,10 @@ def draw_marks(axes: Axes, marks: Sequence[Event]) -> None:
         if all(abs(mark.step - other.step) >= NEAR * (high - low) for other in drawn):
             drawn.append(mark)
     for mark in drawn:
-        axes.axvline(mark.step, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), label="_mark", zorder=1)
+        if mark.kind != "state":  # regular ones: their signs are enough
+            axes.axvline(
+                mark.step, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), label="_mark", zorder=1
+            )
         axes.plot(
             [mark.step], [0.98], marker=MARKERS[mark.kind], markersize=4.5, color=MUTED, linestyle="none",
             transform=axes.get_xaxis_transform(), label="_mark", clip_on=False,

@@ -138,17 +138,21 @@ def marks_of(events: Sequence[Event]) -> list[Event]:
 
 
 def marks_line(summary: Summary) -> str:
-    """Return the marks of the curves as text.
+    """Return the marks of the curves as text; of states the last one.
 
     >>> marks = [Event(0.0, 1200, "rate", "learning rate 0.1 → 0.01", 3), Event(1.0, 1300, "lost", "gone")]
     >>> marks_line(Summary("r1", "mnist", "finished", [], marks=marks))
     '◆ 1,200 (epoch 3) learning rate 0.1 → 0.01 · ✕ 1,300 gone'
     """
-    epochs = ["" if mark.epoch is None else f" (epoch {mark.epoch:,})" for mark in summary.marks]
-    return " · ".join(
-        f"{SIGNS[mark.kind]} {mark.step:,}{epoch} {mark.text}"
-        for mark, epoch in zip(summary.marks, epochs, strict=True)
-    )
+    states = [mark for mark in summary.marks if mark.kind == "state"]
+    parts = []
+    for mark in summary.marks:
+        if mark in states[:-1]:
+            continue
+        epoch = "" if mark.epoch is None else f" (epoch {mark.epoch:,})"
+        last = f" (the last of {len(states)})" if mark.kind == "state" and len(states) > 1 else ""
+        parts.append(f"{SIGNS[mark.kind]} {mark.step:,}{epoch} {mark.text}{last}")
+    return " · ".join(parts)
 
 
 def number(value: object) -> str:

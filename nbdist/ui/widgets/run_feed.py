@@ -239,7 +239,7 @@ def epochs_of(store: RunStore) -> tuple[NDArray[np.uint32], NDArray[np.float64]]
 MOST_CHARTS = 6  # drawn at a time; the run's folder and `run.metrics()` have every series
 NOT_CURVES = frozenset(
     {
-        *OF_TRAINING, EPOCH, "staleness", "step_ms", "data_ms", "compute_ms", "exchange_ms", "wait_ms",
+        *OF_TRAINING, "staleness", "step_ms", "data_ms", "compute_ms", "exchange_ms", "wait_ms",
         *GPU_SERIES.values(),
     }
 )  # fmt: skip
@@ -290,7 +290,7 @@ def chart_titles(series: Sequence[str]) -> list[str]:
     >>> chart_titles(["step_ms", "mae", "val_loss", "loss"])
     ['loss', 'mae', 'step_ms']
     """
-    titles = dict.fromkeys(name.removeprefix(VALIDATION) or name for name in series)
+    titles = dict.fromkeys(name.removeprefix(VALIDATION) or name for name in series if name != EPOCH)
     order = {title: place for place, title in enumerate(("loss", "accuracy", *OF_TRAINING))}
     return sorted(titles, key=lambda title: (title in NOT_CURVES, title not in order, order.get(title, 0)))
 

@@ -61,10 +61,12 @@ export function drawAnnotations(canvas, plot, annotations, xs, colours) {
   const places = xs.map((x) => Math.round(plot.x(x)) + 0.5);
   const within = places.map((x) => (x < plot.left || x > plot.left + plot.width ? NaN : x));
   for (const { kind, place } of drawnAnnotations(annotations, within, APART * plot.ratio)) {
-    canvas.beginPath();
-    canvas.moveTo(place, plot.top + 11 * plot.ratio);
-    canvas.lineTo(place, plot.top + plot.height);
-    canvas.stroke();
+    if (kind !== "state") { // regular ones: their signs are enough
+      canvas.beginPath();
+      canvas.moveTo(place, plot.top + 11 * plot.ratio);
+      canvas.lineTo(place, plot.top + plot.height);
+      canvas.stroke();
+    }
     canvas.fillText(GLYPHS[kind] ?? "◆", place, plot.top);
   }
   canvas.restore();
@@ -81,7 +83,7 @@ export function annotationText(found) {
   return (found.length > MOST_READ ? [...texts, `and ${formatCount(found.length - MOST_READ)} more`] : texts).join(", ");
 }
 
-/** The list of marks below the charts, with their signs. Each is a button that moves the cursor of the charts to it. */
+/** The list of marks below the charts, with their signs; of states the last one. Each is a button that moves the cursor of the charts to it. */
 export class AnnotationList {
   /** @param {(step: number) => void} go moves the cursor */
   constructor(go) {
@@ -95,18 +97,23 @@ export class AnnotationList {
   /** @param {Annotation[]} annotations @param {string} one the word for a step */
   show(annotations, one) {
     const { element } = this;
-    element.hidden = annotations.length === 0;
-    this.shown = annotations;
-    while (element.children.length > annotations.length) element.lastChild?.remove();
-    annotations.forEach(({ step, kind, text, epoch, time }, i) => {
+    const states = annotations.filter(({ kind }) => kind === "state");
+    const last = states.length > 1 ? ` (the last of ${formatCount(states.length)})` : "";
+    const shown = annotations.filter((mark) => mark.kind !== "state" || mark === states.at(-1));
+    const grows = shown.length > this.shown.length && !element.matches(":hover, :focus-within");
+    element.hidden = shown.length === 0;
+    this.shown = shown;
+    while (element.children.length > shown.length) element.lastChild?.remove();
+    shown.forEach(({ step, kind, text, epoch, time }, i) => {
       const item = element.children[i] ?? element.appendChild(make("li", {}, this.button(i)));
       const [button] = item.children;
       const within = epoch ? `, epoch ${formatCount(epoch)}` : "";
       setText(button.children[0], GLYPHS[kind] ?? "◆");
-      setText(button.children[1], `${one} ${formatCount(step)}${within}: ${text}`);
+      setText(button.children[1], `${one} ${formatCount(step)}${within}: ${text}${kind === "state" ? last : ""}`);
       const title = time ? new Date(1000 * time).toLocaleString() : "";
       if (button.getAttribute("title") !== title) button.setAttribute("title", title);
     });
+    if (grows) element.scrollTop = element.scrollHeight; // the newest ones
   }
 
   /** @param {number} i */

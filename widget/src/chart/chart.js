@@ -246,17 +246,19 @@ export class Chart {
     event.stopPropagation(); // the notebook binds the same keys
   }
 
-  /** Moves the cursor to the point next to a step. @param {number} step */
+  /** Moves the cursor to a step. @param {number} step */
   goToStep(step) {
-    const mainLine = this.mainLine();
-    if (!mainLine) return;
     const [x] = annotationPositions([{ step, kind: "", text: "" }], this.shared.curves, this.shared.options.byTime);
-    this.goTo(mainLine, nearestIndex(mainLine.xs, x));
+    this.goToX(x);
   }
 
-  /** Moves the cursor to a point of the line, and the shown range with it. @param {Line} mainLine @param {number} index */
+  /** Moves the cursor to a point of the line. @param {Line} mainLine @param {number} index */
   goTo(mainLine, index) {
-    const x = mainLine.xs[Math.max(0, Math.min(mainLine.xs.length - 1, index))];
+    this.goToX(mainLine.xs[Math.max(0, Math.min(mainLine.xs.length - 1, index))]);
+  }
+
+  /** Moves the cursor, and the shown range with it. @param {number} x */
+  goToX(x) {
     this.active = true;
     const place = () => {
       this.plot?.setCursor({ left: this.plot.valToPos(x, "x"), top: 10 });
