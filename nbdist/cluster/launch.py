@@ -107,12 +107,12 @@ def start_cluster(
     - ``min_workers``: with a launcher of several hosts, how many workers make the cluster ready; hosts that
       come later join it, and a running training that takes workers. None for all
     - ``launcher``: how the tasks' processes start. "local" starts plain engines; "mpi" starts them as the
-      ranks of one MPI world, so that collectives of kind "mpi" work (needs ``pip install nbdist[mpi]``);
-      "ssh" starts them on other hosts (``hosts="a:2,b:2"``, docs/hosts.md), "slurm" in a job of Slurm
-      (docs/slurm.md), "batch" in one of PBS, SGE, LSF or HTCondor (docs/batch.md), "kubernetes" in pods
-      (docs/kubernetes.md), and "dask", "ray" and "ipyparallel" on the hosts of a cluster that is up
-      (docs/hosts.md). "auto" is "slurm" or "batch" in an allocation, "ssh" with hosts, else "local", and
-      says so
+      ranks of one MPI world, so that collectives of kind "mpi" work (needs ``pip install nbdist[mpi]``), on
+      this host or on others (``hosts``, docs/security.md); "ssh" starts them on other hosts
+      (``hosts="a:2,b:2"``, docs/hosts.md), "slurm" in a job of Slurm (docs/slurm.md), "batch" in one
+      of PBS, SGE, LSF or HTCondor (docs/batch.md), "kubernetes" in pods (docs/kubernetes.md), and "dask",
+      "ray" and "ipyparallel" on the hosts of a cluster that is up (docs/hosts.md). "auto" is "slurm" or
+      "batch" in an allocation, "ssh" with hosts, else "local", and says so
     - ``gpus``: "auto" (all GPUs and MIG slices that this process may use), "none", how many, or their UUIDs,
       separated by commas ("GPU-8f3a,MIG-91bc"; see nvidia-smi -L). Each worker has one GPU; several workers
       share one if there are fewer GPUs than workers. Other tasks have none. On a host with
