@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -20,13 +19,7 @@ from waiting import PATIENCE, limit, until
 from nbdist.cluster.cluster import Cluster
 from nbdist.cluster.launch import start_cluster
 from nbdist.cluster.launchers import mpi
-from nbdist.errors import (
-    FailedPreconditionError,
-    MissingExtra,
-    TaskDiedError,
-    UnavailableError,
-    WorkerError,
-)
+from nbdist.errors import FailedPreconditionError, MissingExtra, TaskDiedError, UnavailableError, WorkerError
 from nbdist.run.options import Options
 from nbdist.run.start import start_run
 from nbdist.wire.collective.mpi import world as mpi_world
@@ -56,6 +49,7 @@ def place() -> tuple[int, int, int, str]:
 @sent_by_code
 def in_group(ranks: tuple[int, ...], run: str, here: str, work: str) -> Any:
     """Form a group of some ranks, exchange their endpoint infos through a folder, and make calls."""
+    import json
     import os
     import time
 
