@@ -46,6 +46,7 @@ from nbdist.runtime.server import Server as Server
 from nbdist.runtime.session.session import Session as Session
 from nbdist.runtime.spec import ClusterSpec as ClusterSpec
 from nbdist.runtime.task import Task
+from nbdist.train.artifacts import save_artifact as save_artifact
 from nbdist.train.context import get_strategy as get_strategy
 from nbdist.train.custom.reduce import get_replica_context as get_replica_context
 from nbdist.train.logging import log as log

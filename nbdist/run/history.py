@@ -70,6 +70,7 @@ TASK = re.compile(r"/job:(\w+)/task:(\d+)")
 NONE = "no runs yet"
 NO_MATCH = "no run matches; nb.runs() lists all"
 
+ARTIFACTS = "artifacts"  # the folder in a run's
 LABELS = "labels.json"
 MOST_LABELS = 64 << 10  # bytes of the file
 LONGEST_NAME, LONGEST_TAG, LONGEST_NOTE = 200, 64, 10_000  # characters
@@ -272,7 +273,23 @@ class Labelled:
 
             [event.step for event in run.events if event.kind == "lost"]
         """
-        return EventList(read_events(run_folder(self.id)))
+        return EventList(read_events(self.folder))
+
+    @property
+    def artifacts(self) -> dict[str, Path]:
+        """The files that ``nb.save_artifact`` has saved in the body, by name: the paths of their copies here.
+
+        Those of other replicas than the chief begin with the task, as "worker-1/confusion.png". Of workers on
+        other hosts all are here when the run has ended.
+        """
+        folder = self.folder / ARTIFACTS
+        found = sorted(Path(root, name) for root, _, names in os.walk(folder) for name in names)
+        names = ((path.relative_to(folder), path) for path in found if not path.is_symlink())
+        return {
+            name.as_posix(): path
+            for name, path in names
+            if not any(part.startswith(".") for part in name.parts)
+        }
 
     @property
     def labels(self) -> Labels:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from nbdist.checkpoint.tensor_file import write_tensors
@@ -43,6 +43,9 @@ from nbdist.train.resume import TrainingStates
 from nbdist.train.step_timing import StepLog
 from nbdist.train.strategy import Strategy
 from nbdist.train.summaries import RunSummaries
+
+if TYPE_CHECKING:
+    from nbdist.train.artifacts import Artifacts
 
 PAUSED = "paused"
 """The state of a replica that is paused."""
@@ -363,6 +366,8 @@ class Context:
     """Notifies the other replicas that the chief rests, in a pause of a number."""
     plan_everywhere: Callable[[StepPlan], None] | None = None
     """Gives the other replicas a plan for a step; returns when all of them have it."""
+    artifacts: Artifacts | None = None
+    """Where ``nb.save_artifact`` copies files."""
     checkpoints: Checkpoints | None = None
     """Where the checkpoints go that are asked for while this replica trains, if it is the chief."""
     summaries: RunSummaries | None = None

@@ -164,6 +164,13 @@ class TrainingOptions:
 
     seed: int | None = option(None, "seed of initial weights and shuffles", "N", **whole(0))
     epochs: int | None = option(None, "overrides fit(epochs=...)", "N", **whole(1), trains=True)
+    artifact_quota: int = option(
+        1000,
+        "megabytes that nb.save_artifact may take on each host (default 1000)",
+        "MB",
+        "megabytes that the files of nb.save_artifact may take on each host, 1 or more",
+        **whole(1),
+    )
     precision: str = option(
         "float32",
         "what models compute in (default float32)",

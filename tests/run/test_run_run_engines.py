@@ -749,3 +749,18 @@ def test_log_to_is_checked_before_the_run(cluster: Cluster, monkeypatch: pytest.
         start_run("1", Options(log_to=("mlflow",)), cluster=cluster)
     with pytest.raises(InvalidArgumentError, match="no export to 'csv'; choose from trackio"):
         Options(log_to=("csv",))
+
+
+def test_artifacts_of_all_replicas_are_in_the_runs_folder(cluster: Cluster, tmp_path: Path) -> None:
+    body = f"""
+path = f"{tmp_path}/rank.txt" + str(nb.task.rank)
+with open(path, "w") as file:
+    print("of rank", nb.task.rank, file=file)
+nb.save_artifact(path, "rank.txt")
+"""
+    run = start_run(body, Options(artifact_quota=2), cluster=cluster).wait()
+    texts = {name: path.read_text() for name, path in run.artifacts.items()}
+    assert texts["rank.txt"] == "of rank 0\n"
+    assert texts["worker-1/rank.txt"] == "of rank 1\n"
+    (listed,) = [one for one in runs() if one.id == run.id]
+    assert listed.artifacts.keys() == texts.keys()

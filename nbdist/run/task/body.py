@@ -66,6 +66,7 @@ from nbdist.runtime.groups import World
 from nbdist.runtime.task import Task, current
 from nbdist.text import cut_middle
 from nbdist.train import context as contexts
+from nbdist.train.artifacts import Artifacts
 from nbdist.train.callbacks import History
 from nbdist.train.context import Checkpoints
 from nbdist.train.custom.api import end_loops
@@ -365,6 +366,11 @@ def make_context(
         states.others = partial(states_of_others, spec.place, task, spec.ranks)
     common: dict[str, Any] = {
         "step_log": StepLog(task.device),
+        "artifacts": Artifacts(
+            folder / "artifacts",
+            "" if task.rank == spec.ranks[0] else f"{task.job}-{task.index}",
+            options.artifact_quota,
+        ),
         "checkpoints": Checkpoints(folder / "checkpoints"),
         "states": states,
         "is_chief": task.rank == spec.ranks[0],
