@@ -151,5 +151,5 @@ def test_an_error_of_the_disk_leaves_the_file_before(
 
 
 def test_without_a_run_it_says_where_to_call_it() -> None:
-    with pytest.raises(FailedPreconditionError, match="call it in the body of %%distribute"):
+    with pytest.raises(FailedPreconditionError, match="call it in a body of %%distribute"):
         save_artifact("plot.png")
