@@ -19,7 +19,8 @@ export const RUN: BundleKind<RunBundle> = {
   again: ({ head }, trans) => ({ code: `nb.attach(${python(head.run)})`, text: trans.__('opens the run in a kernel.') }),
   below: (texts, { leftOut, progress, marks }, trans) => {
     const drawn = [`trained on ${progress.trained_on}`, `⚠ ${progress.warning}`, `checkpoint: ${progress.checkpoint?.path}`];
-    const [first] = marks; // one line names all, after a sign each
+    const states = marks.filter(({ kind }) => kind === 'state');
+    const first = marks.find(mark => mark.kind !== 'state' || mark === states.at(-1)); // one line names all but earlier states
     const within = first?.epoch ? ` (epoch ${first.epoch.toLocaleString('en')})` : '';
     const marked = first && `${first.step.toLocaleString('en')}${within} ${first.text}`;
     const words = texts.filter(({ textContent }) => {
