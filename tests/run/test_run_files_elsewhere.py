@@ -55,6 +55,9 @@ class Wait(nb.train.Callback):
                 break
 
 print("hello from", nb.task.name)
+note = __import__("tempfile").NamedTemporaryFile("w", suffix=".txt")
+print(nb.task.index, file=note, flush=True)
+nb.save_artifact(note.name, "notes/index.txt")
 model = nb.nn.Sequential([nb.nn.Dense(8, "tanh"), nb.nn.Dense(3, "softmax")])
 model.compile(nb.optim.Adam(0.02), "sparse_categorical_crossentropy", metrics=["accuracy"])
 history = model.fit(nb.data.Dataset.from_arrays(x, y).shuffle(60).batch(12), epochs=4, callbacks=[Wait()])
@@ -115,6 +118,8 @@ def test_everything_arrives(cluster: Cluster, elsewhere: Cluster, hosts: Path, s
     assert tags[0] == tags[1]
     assert tags[0][0] > 0
     assert {one.kind for one in run.events} == {one.kind for one in here.events} == {"state"}
+    indices = {name: path.read_text() for name, path in run.artifacts.items()}
+    assert indices == {"notes/index.txt": "0\n", "worker-1/notes/index.txt": "1\n"}
     assert not spools(hosts)
 
 
