@@ -43,8 +43,8 @@ MUTATIONS = (
     Mutation(
         "lost gradient",
         "nbdist/runtime/ps/shard.py",
-        "for flat, change, slots in zip([] if marked else self.flats,",
-        "for flat, change, slots in zip([] if marked or self.updates % 7 == 0 else self.flats,",
+        "self.optimizer.update(flats, ",
+        "self.optimizer.update([] if self.updates % 7 == 0 else flats, ",
         ("tests/runtime/test_runtime_client.py", "tests/runtime/test_runtime_shard.py"),
     ),
     Mutation(

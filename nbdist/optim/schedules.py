@@ -23,6 +23,11 @@ from nbdist.graph.tensor import Tensor
 from nbdist.keras_arguments import keras_class
 from nbdist.numbers import is_whole
 
+__all__ = [
+    "CosineDecay", "CosineDecayRestarts", "ExponentialDecay", "LearningRateSchedule", "OneCycle",
+    "PiecewiseConstantDecay", "PolynomialDecay", "from_config",
+]  # fmt: skip
+
 
 class LearningRateSchedule(ABC):
     """The learning rate of each update; the base class of `SCHEDULES`."""

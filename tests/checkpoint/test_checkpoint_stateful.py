@@ -21,9 +21,10 @@ from nbdist.checkpoint.tensor_file import TensorFile
 from nbdist.errors import DataLossError
 from nbdist.optim.precision import LossScale
 from nbdist.train.boundary import Boundary
-from nbdist.train.callbacks import History
-from nbdist.train.context import Context
+from nbdist.train.callbacks import Callback, History
+from nbdist.train.context import Context, use_here
 from nbdist.train.custom.position import LoopPosition, SavedValues
+from nbdist.train.keras_callbacks import EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
 from nbdist.train.loss_scaling import LossScaling
 from nbdist.train.schedule import RateFactor
 
@@ -94,8 +95,49 @@ def changed_components(draw: Draw) -> Components:
     return made
 
 
+class Saved:
+    """A model that a callback saves."""
+
+    def save(self, path: Path) -> None:
+        path.touch()
+
+
+def checkpoint() -> ModelCheckpoint:
+    made = ModelCheckpoint("/dev/null/{epoch}", "loss", save_best_only=True)
+    made.model = Saved()
+    return made
+
+
+def after_epochs(make: Callable[[], Any]) -> Callable[[Draw], Any]:
+    """Return what makes a callback that has seen some epochs."""
+
+    def changed(draw: Draw) -> Any:
+        made = make()
+        with use_here(Context()) as context, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ModelCheckpoint, "_save", lambda self, epoch, logs: Path("x"))
+            context.progress.learning_rate = context.control.rate = 1.0
+            made.on_train_begin()
+            for epoch, loss in enumerate(draw(st.lists(st.floats(0, 1), max_size=5))):
+                made.on_epoch_end(epoch, {"loss": loss})
+        return made
+
+    return changed
+
+
+def early() -> EarlyStopping:
+    return EarlyStopping("loss", patience=3)
+
+
+def plateau() -> ReduceLROnPlateau:
+    return ReduceLROnPlateau("loss", patience=2, cooldown=2)
+
+
 KINDS: dict[type, tuple[Callable[[], Any], Callable[[Draw], Any]]] = {
     History: (history, changed_history),
+    Callback: (Callback, after_epochs(Callback)),
+    EarlyStopping: (early, after_epochs(early)),
+    ReduceLROnPlateau: (plateau, after_epochs(plateau)),
+    ModelCheckpoint: (checkpoint, after_epochs(checkpoint)),
     LossScaling: (scaling, changed_scaling),
     RateFactor: (factor, changed_factor),
     SavedValues: (SavedValues, changed_values),

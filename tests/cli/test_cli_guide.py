@@ -22,8 +22,9 @@ BLOCKS = re.findall(r"```(\w+)\n(.*?)```", guide_text(), re.DOTALL)
 COMMANDS = [line for kind, block in BLOCKS if kind == "console" for line in block.splitlines()]
 (SCRIPT,) = (block for kind, block in BLOCKS if kind == "python")
 STARTS = (
-    "run",
-    "sweep",
+    "run ",
+    "sweep ",
+    "simulate",
     "cluster start",
     "cluster stop",
     "runs resume",
@@ -31,7 +32,7 @@ STARTS = (
     "runs set",
     "runs stop",
 )
-"""Verbs that need a cluster, or a run under way."""
+"""Verbs that need a cluster or a run under way, or compute for long."""
 
 
 @pytest.fixture

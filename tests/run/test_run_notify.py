@@ -281,7 +281,7 @@ def test_one_client_tells(own_home: Path, hook: tuple[str, type[Hook]]) -> None:
 def test_a_lost_task_is_told(own_home: Path, hook: tuple[str, type[Hook]]) -> None:
     url, handler = hook
     run = make_run(own_home, url, trainings=1)
-    run._followed.events.lost(WORKER, "worker 0 was killed by signal 9")
+    run._followed.happened("lost", "worker 0 was killed by signal 9", WORKER)
     run.wait()
     assert [one["event"] for one in handler.posted] == ["lost", "finished"]
     assert (
@@ -292,6 +292,6 @@ def test_a_lost_task_is_told(own_home: Path, hook: tuple[str, type[Hook]]) -> No
 
 def test_without_it_nothing_is_told(own_home: Path) -> None:
     run = make_run(own_home, None, trainings=1)
-    run._followed.events.lost(WORKER, "it was killed")
+    run._followed.happened("lost", "it was killed", WORKER)
     assert run.wait().settled
     assert run._notifier is None
