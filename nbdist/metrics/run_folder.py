@@ -183,12 +183,12 @@ def read_run(run_id: str) -> RunFile:
 
 def read_run_in(folder: Path) -> RunFile:
     """Read the ``run.json`` in a folder, wherever it is; raises `NotFoundError` or `DataLossError`."""
-    run_id, path = folder.name, folder / "run.json"
+    run_id, path = folder.name, f"{folder}/run.json"
     try:
-        with path.open("rb") as file:
+        with open(path, "rb") as file:  # a list of thousands of runs notices Path's own open
             data = file.read(LONGEST + 1)
     except FileNotFoundError:
-        raise NotFoundError(f"no run {run_id!r} in {path.parent.parent}; nb.runs() lists all runs") from None
+        raise NotFoundError(f"no run {run_id!r} in {folder.parent}; nb.runs() lists all runs") from None
     except OSError as error:
         raise DataLossError(f"{path} cannot be read: {error.strerror or error}") from error
     run, damage = parse_run(run_id, data)

@@ -98,7 +98,7 @@ class Labels:
 def read_labels(folder: Path) -> Labels:
     """Return a run's labels; if the file cannot be read, the note gives the reason."""
     try:
-        descriptor = os.open(folder / LABELS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(f"{folder}/{LABELS}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             found = json.loads(file.read(MOST_LABELS + 1))
         return checked_labels(found["name"], found["tags"], found["note"])
@@ -526,7 +526,7 @@ def folders_in(place: Path) -> list[Path]:
     if (place / "run.json").is_file():
         return [place]
     names = (one.name for one in os.scandir(place) if is_id(one.name))
-    return [place / name for name in names if os.path.isfile(place / name / "run.json")]
+    return [place / name for name in names if os.path.isfile(f"{place}/{name}/run.json")]  # a Path costs more
 
 
 def listed(folder: Path, archive: str = "") -> ListedRun | None:
@@ -535,7 +535,7 @@ def listed(folder: Path, archive: str = "") -> ListedRun | None:
     None if it was removed just now, if its name is not a run id, or if it is a link: then it is not a run's
     folder. ``archive`` is the zip file that it comes from.
     """
-    if folder.is_symlink() or not is_id(folder.name):
+    if os.path.islink(folder) or not is_id(folder.name):
         return None
     try:
         record = read_run_in(folder)
