@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import stat
 import sys
 from collections.abc import Awaitable, Callable
@@ -285,7 +286,9 @@ def test_read_only_has_no_tool_that_changes(made: Tools, done: list[Any]) -> Non
 @pytest.mark.processes
 def test_over_stdio() -> None:
     async def talk() -> None:
-        parameters = StdioServerParameters(command=sys.executable, args=["-m", "nbdist", "mcp"])
+        parameters = StdioServerParameters(
+            command=sys.executable, args=["-m", "nbdist", "mcp"], env=dict(os.environ)
+        )
         async with Client(parameters) as client:
             assert guide_text() in (client.instructions or "")
             listed = value_of(await client.call_tool("list_runs", {}))

@@ -12,6 +12,7 @@ from recording_view import RecordingView
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 
 from nbdist.errors import WorkerError
+from nbdist.metrics.names import EPOCH, OF_TRAINING
 from nbdist.metrics.store import columns_from_logs
 from nbdist.run.options import Options
 from nbdist.run.run import Run
@@ -133,7 +134,7 @@ def test_tensorboard_reads_a_run(begin: Callable[..., Run], replication: str) ->
     assert content.keys() == {"worker-0", "worker-1", "worker-2", "worker-0/validation"}
     for name, tags in content.items():
         own = {"own", "own/epoch"} if name == "worker-0" or replication == "between-graph" else set()
-        assert set(tags) - {"staleness", "epoch begins"} == (
+        assert set(tags) - {"staleness", EPOCH, *OF_TRAINING} == (
             {"loss"} if "/" in name else {"loss", "step_ms"} | own
         )
     for i in range(3):

@@ -747,7 +747,7 @@ def test_log_to_is_checked_before_the_run(cluster: Cluster, monkeypatch: pytest.
     monkeypatch.setitem(EXPORTERS, "mlflow", replace(EXPORTERS["mlflow"], package="nothing_of_this_name"))
     with pytest.raises(MissingExtra, match="exports to mlflow"):
         start_run("1", Options(log_to=("mlflow",)), cluster=cluster)
-    with pytest.raises(InvalidArgumentError, match="no export to 'csv'; choose from trackio"):
+    with pytest.raises(InvalidArgumentError, match="no export to 'csv'; choose from zip, trackio"):
         Options(log_to=("csv",))
 
 
