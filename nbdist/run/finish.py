@@ -184,6 +184,7 @@ def release(followed: FollowedRun, tasks: Sequence[TaskInfo]) -> None:
         keep_timeline(followed.folder, info, followed.send(info, "run.release", mirror.place.to_meta(), wait))
     mirror.drop()
     mirror.close()
+    followed.log.close()
 
 
 def keep_timeline(folder: Path, info: TaskInfo, released: Frame | None) -> None:
