@@ -82,15 +82,15 @@ LAYERS = {
     ),
     "engines": tests(
         files_with("engines", "processes", "netns", "slow"),
-        640,
-        1500,
+        760,
+        1700,
         "(engines or netns or processes or slow) and not browser",
         *("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"),
     ),
     # Its files are in the order that they run in (tests/browser/conftest.py), the longest first.
     "browser": tests(
         ["tests/browser", *files_with("browser")],
-        400,
+        280,
         900,
         "browser",
         *("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"),

@@ -92,7 +92,7 @@ def test_a_run_outlives_its_kernel_and_is_attached_again(lab: Lab, end: Any) -> 
     until(lambda: (np.concatenate(times_of_steps(folder)) > left).any())  # it trained while no page showed it
     chart = view.locator(".nbd-plot").first
     chart.press("Home")
-    page.wait_for_function("""() => /at [a-z]+ \\d{1,3}:/.test(
+    page.wait_for_function("""() => /at [a-z]+ \\d{1,3}[,:]/.test(
         [...document.querySelectorAll('.nbd-plot')].at(-2).ariaLabel)""")  # from the start
     expect(view).to_contain_text("begun by 0")
 

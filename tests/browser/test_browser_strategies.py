@@ -70,7 +70,7 @@ def test_a_dead_worker_is_marked_in_the_live_and_the_frozen_view(lab: Lab) -> No
     lab.wait_done(1)
     expect(page.locator(LIVE)).to_have_count(0)
     shown = output_of(page, 1)
-    assert re.search(r"■ stopped · [\d,]+ steps · .* · worker 1 was lost", shown)
+    assert re.search(r"■ stopped · .*[\d,]+ steps · .* · worker 1 was lost", shown)
     left = re.search(r"worker 1\s+lost\s+≥ ([\d,]+)", shown)
     assert left is not None
     assert int(left[1].replace(",", "")) >= last  # its last points may come after the word of its end

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -185,7 +184,7 @@ def test_a_process_without_the_handler_is_not_signalled(
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy is not installed")
+@pytest.mark.skipif(reading.find_py_spy() is None, reason="py-spy is not installed")
 def test_py_spy_reads_a_stopped_process(hang: Hang, tmp_path: Path) -> None:
     pid = hang(False).pid
     if hanging(pid, tmp_path).by == "":

@@ -184,12 +184,17 @@ def state_of(pid: int, parent: int) -> str:
 # py-spy, a program of its own.
 
 
+def find_py_spy() -> str | None:
+    """Return the path of py-spy, of this Python's environment or of the PATH; None where there is none."""
+    return shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+
+
 def run_py_spy(pids: Mapping[int, int], stopped: Sequence[int]) -> dict[int, list[RawThread]]:
     """Return the threads of those processes that py-spy can read; none where it is not installed.
 
     It pauses a process for the moment of the look, which cannot be done with one that is ``stopped``.
     """
-    program = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+    program = find_py_spy()
     if program is None:
         return {}
     running = {}
