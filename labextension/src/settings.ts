@@ -12,7 +12,7 @@ export interface SettingValues {
   /** Whether attach code is run when it is inserted. */
   readonly attachRuns: boolean;
   readonly showStatus: boolean;
-  /** Whether the end of a run or sweep that took this many seconds is told; in the browser, too, if the page is hidden. */
+  /** Whether a notification is shown at the end of a run or sweep that took this many seconds; by the browser, too, if the page is hidden. */
   readonly notify: boolean;
   readonly notifyAfter: number;
   readonly notifyBrowser: boolean;

@@ -82,6 +82,8 @@ def slug(name: str) -> str:
 
 STATUSES = ("preparing", "running", "paused", "finished", "failed", "stopped", "damaged")
 LONGEST = 8 << 20  # bytes of a run.json, with all of its body's code
+ARTIFACTS = "artifacts"
+"""The folder of a run's folder with the files that `nb.save_artifact` has saved."""
 BODY, NO_BODY = "body.bin", "body.txt"
 """Files of a run's folder: its body with its inputs, or why they could not be recorded."""
 CONTINUED = "continued"

@@ -40,6 +40,7 @@ from nbdist.errors import (
 from nbdist.home import refuse_link
 from nbdist.metrics.run_events import Event, read_events
 from nbdist.metrics.run_folder import (
+    ARTIFACTS,
     STATUSES,
     RunFile,
     duration,
@@ -70,7 +71,6 @@ TASK = re.compile(r"/job:(\w+)/task:(\d+)")
 NONE = "no runs yet"
 NO_MATCH = "no run matches; nb.runs() lists all"
 
-ARTIFACTS = "artifacts"  # the folder in a run's
 LABELS = "labels.json"
 MOST_LABELS = 64 << 10  # bytes of the file
 LONGEST_NAME, LONGEST_TAG, LONGEST_NOTE = 200, 64, 10_000  # characters

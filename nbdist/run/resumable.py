@@ -36,14 +36,15 @@ from nbdist.errors import (
 )
 from nbdist.json_values import listed
 from nbdist.metrics.run_folder import BODY, NO_BODY, RunFile, read_run, run_folder, write_whole_file
-from nbdist.run.body_file import inputs_in, read_body_file
 from nbdist.run.history import known_run
 from nbdist.run.options import Options
 from nbdist.run.record import ACTIVE, RunRecord, is_under_way
 from nbdist.run.values.delivery import Given
-from nbdist.run.values.outcome import encode, pack
+from nbdist.run.values.outcome import decode, encode, pack, unpack
 from nbdist.runtime.task import TaskInfo
 
+LONGEST_WHY = 1000  # characters
+LARGEST_BODY = 1 << 30  # bytes of the record
 MOST_RESUMED = 1000  # runs, each of which continues the one before it
 
 
@@ -122,9 +123,9 @@ def read_body(folder: Path) -> RecordedBody:
     Raises FailedPreconditionError, with the remedy, if it could not be recorded or cannot be made again.
     """
     try:
-        found = read_body_file(folder)
+        found = _read(folder)
         body = _made(found["body"], folder.name)
-        return RecordedBody(body, inputs_in(found), int(found["first_line"]))
+        return RecordedBody(body, _inputs_in(found), int(found["first_line"]))
     except (DataLossError, NotFoundError) as error:
         why = str(error)
     except Exception as error:  # the source of a function runs: any error
@@ -150,6 +151,36 @@ def _packed(name: str, value: Any) -> dict[str, Any]:
             f"its input {name} is a {type(value).__name__}, which is not recorded: plain values, arrays and "
             "models are"
         ) from None
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """Return what a run's folder has of its body.
+
+    Raises NotFoundError, with the reason, if it was not recorded, DataLossError if it cannot be read.
+    """
+    path = folder / BODY
+    try:
+        if path.stat().st_size > LARGEST_BODY:
+            raise DataLossError(f"{path} is damaged: it has over {LARGEST_BODY:,} bytes")
+        return decode(path.read_bytes())
+    except FileNotFoundError:
+        why = "its body was not recorded, as --checkpoint-every does"
+        with suppress(OSError):
+            why = (folder / NO_BODY).read_text(errors="replace")[:LONGEST_WHY]
+        raise NotFoundError(why) from None
+    except OSError as error:
+        raise DataLossError(f"{path} cannot be read: {error.strerror}") from None
+    except DataLossError as error:
+        raise DataLossError(f"{path} is damaged: {error}") from None
+
+
+def _inputs_in(found: dict[str, Any]) -> Given:
+    """Return the inputs of the body that `_read` has returned; damage raises any error."""
+    return Given(
+        {name: unpack(packed) for name, packed in found["names"].items()},
+        tuple(unpack(packed) for packed in found["args"]),
+        {name: unpack(packed) for name, packed in found["kwargs"].items()},
+    )
 
 
 def _described(body: str | Callable[..., Any]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def start_sweep(
 
     ``trial`` is source text, which finds the parameters as variables, or a function that takes them by name.
     ``push`` has values of this process, by the names under which trials find them; ``first_line`` is the
-    number of a text's first line in its cell. ``notify`` is told of its end, as for a run.
+    number of a text's first line in its cell. ``notify`` is notified of its end, as for a run.
     Without a cluster a small local one is brought up.
     """
     check_trial(trial, first_line)

@@ -80,7 +80,7 @@ class Sweep:
         """Called when a driver starts, from any thread; the user interface shows the sweep again."""
         self.rerun_by: Callable[[Sweep, Trial], Any] | None = None
         self.notify: Target | None = None
-        """What is told when it ends or loses an engine, by this process."""
+        """What this process notifies when the sweep ends or loses an engine."""
         self.engine_names: dict[int, str] = {}
         """What its engines are called, by rank; empty in a process that has not driven it."""
         self.spec, self._body, self._ranks = spec, body, ranks

@@ -129,6 +129,25 @@ def test_a_run_goes_through_a_zip_file(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.glob(".*")] == []
 
 
+def test_an_export_replaces_only_its_own_archive(tmp_path: Path) -> None:
+    a_run("r1")
+    run = one_of(nb.runs())
+    path = Path(run.export(tmp_path / "r1.zip").where)
+    with pytest.raises(FailedPreconditionError, match=r"was exported to zip before"):
+        run.export(path)
+    assert run.export(path, replace=True).where == str(path)
+    for name, content in {"photos.zip": b"", "text.zip": b"words"}.items():
+        other = tmp_path / name
+        with zipfile.ZipFile(other, "w") as archive:
+            archive.writestr("a.jpg", b"1")
+        if content:
+            other.write_bytes(content)
+        before = other.read_bytes()
+        with pytest.raises(InvalidArgumentError, match=r"is there, and is no export of run r1"):
+            run.export(other, replace=True)
+        assert other.read_bytes() == before
+
+
 def test_an_archive_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a_run("r1")
     run = one_of(nb.runs())

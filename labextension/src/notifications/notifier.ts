@@ -59,7 +59,7 @@ export class Notifier implements IDisposable {
     this.askIn(this.pause());
   };
 
-  /** Milliseconds until the state is old; infinite if nobody waits for news. */
+  /** Milliseconds until the state is old; infinite if no notification is expected. */
   private pause(): number {
     if (this.settings.values.notify && this.known !== null && isMoving(this.known)) {
       return WATCHING;

@@ -463,7 +463,7 @@ SPEC = LauncherSpec(
     fixed_size="an MPI world can neither add nor remove processes",
     coordinate=PmiBarrier,
     notice="launcher mpi: MPI's connections between hosts are neither encrypted nor authenticated, so "
-    "whoever reads or changes packets of this network reads and changes values (docs/security.md); the "
+    "a host that can change packets of this network can change values (docs/security.md); the "
     "collectives 'ring' and 'hierarchical' are encrypted",
     one_host="launcher 'mpi' takes them with --hosts, where ssh reaches them",
     lost_by_replacement="is no longer in the MPI world, which cannot add processes: collective 'mpi' needs a "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-from nbdist.errors import InvalidArgumentError
 from nbdist.run.archive import write_archive
 from nbdist.run.export.contents import RunContents
 from nbdist.run.export.spec import (
@@ -14,7 +13,7 @@ from nbdist.run.export.spec import (
     ExporterSpec,
     ExportRequest,
     ExportSetting,
-    already_exported,
+    check_own,
 )
 
 
@@ -22,12 +21,18 @@ def write(run: RunContents, request: ExportRequest) -> Exported:
     """Write the archive; it appears when it is complete. A run under way is written as it is now."""
     path = Path(request.settings.get(PATH, f"{run.id}.zip")).expanduser()
     if path.exists():
-        if not zipfile.is_zipfile(path):
-            raise InvalidArgumentError(f"{str(path)!r} is there, and is no archive: give another path")
-        if not request.replace:
-            raise already_exported(run.id, "zip", path)
+        check_own(path, _has(path, run.id), run.id, "zip", request.replace)
     write_archive([run.folder], path, request.files)
     return Exported("zip", run.id, str(path), run.index.points, f"nb.runs({str(path)!r})")
+
+
+def _has(path: Path, run_id: str) -> bool:
+    """Whether a file is the archive of a run."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return f"{run_id}/run.json" in archive.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False
 
 
 SPEC = ExporterSpec(

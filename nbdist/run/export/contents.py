@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from nbdist.metrics.log import Batch, by_series, damage, log_parts, logs_in, replica_of
-from nbdist.metrics.run_folder import RunFile
+from nbdist.metrics.run_folder import ARTIFACTS, RunFile
 from nbdist.run.record import RunRecord, is_under_way
 from nbdist.text import clip
 
 LONGEST_VALUE = 250  # characters
 SAME_ROW = 0.001  # seconds within which points of one step are a row
-CHECKPOINTS, ARTIFACTS = "checkpoints", "artifacts"
+CHECKPOINTS = "checkpoints"
 LABELS = ("name", "live")  # options that are no part of what the run was
 Config = dict[str, str | int | float | bool]
 

@@ -25,7 +25,7 @@ from nbdist.run.export.spec import (
     ExporterSpec,
     ExportRequest,
     ExportSetting,
-    already_exported,
+    check_own,
 )
 
 KEY = b"nbdist"
@@ -89,12 +89,7 @@ def _check_own(parquet: Any, path: Path, run_id: str, replace: bool) -> None:
         own = about["id"] == run_id
     except Exception:  # any file may be there
         own = False
-    if not own:
-        raise InvalidArgumentError(
-            f"{str(path)!r} is there, and is no export of run {run_id}: give another path"
-        )
-    if not replace:
-        raise already_exported(run_id, "parquet", path)
+    check_own(path, own, run_id, "parquet", replace)
 
 
 SPEC = ExporterSpec(

@@ -131,6 +131,16 @@ class ExporterSpec:
         return ExportRequest(given, replace, files)
 
 
+def check_own(where: object, is_own: bool, run: str, to: str, replace: bool) -> None:
+    """Raise unless what is at a path is an export of the run, and may be replaced."""
+    if not is_own:
+        raise InvalidArgumentError(
+            f"{str(where)!r} is there, and is no export of run {run}: give another path"
+        )
+    if not replace:
+        raise already_exported(run, to, where)
+
+
 def already_exported(run: str, to: str, where: object) -> FailedPreconditionError:
     """Return the error of an export that is there."""
     return FailedPreconditionError(

@@ -25,7 +25,7 @@ from nbdist.run.export.spec import (
     ExporterSpec,
     ExportRequest,
     ExportSetting,
-    already_exported,
+    check_own,
 )
 from nbdist.run.record import RunRecord
 from nbdist.summary.hyperparameters import Experiment, HParam, SessionEnd, SessionStart
@@ -127,12 +127,7 @@ def _check_own(folder: Path, run_id: str, replace: bool) -> None:
         own = json.loads((folder / ABOUT).read_bytes())["id"] == run_id
     except (OSError, ValueError, LookupError, TypeError):
         own = False
-    if not own:
-        raise InvalidArgumentError(
-            f"{str(folder)!r} is there, and is no export of run {run_id}: give another path"
-        )
-    if not replace:
-        raise already_exported(run_id, "tensorboard", folder)
+    check_own(folder, own, run_id, "tensorboard", replace)
 
 
 SPEC = ExporterSpec(

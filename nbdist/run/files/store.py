@@ -34,6 +34,7 @@ from nbdist.errors import (
 )
 from nbdist.metrics.event_file import make_private
 from nbdist.metrics.log import write_whole
+from nbdist.metrics.run_folder import ARTIFACTS
 from nbdist.numbers import is_whole
 from nbdist.run.files.place import RESUMED, RunPlace
 from nbdist.wire.rpc.frame import Frame
@@ -62,8 +63,12 @@ class Entry(NamedTuple):
 
     @property
     def grows(self) -> bool:
-        """Whether its writer appends to it."""
-        return GROWS.fullmatch(self.name) is not None
+        """Whether its writer appends to it; an artifact may be replaced, whatever its name.
+
+        >>> [Entry(name, 1, 1, 1).grows for name in ("metrics-0000.log", "artifacts/metrics-0000.log")]
+        [True, False]
+        """
+        return GROWS.fullmatch(self.name) is not None and not self.name.startswith(f"{ARTIFACTS}/")
 
 
 @dataclass(frozen=True)
